@@ -63,7 +63,7 @@ const PolicyName = "sallyport"
 // Revision is the policy of a revision.
 func Revision(revision string) *Policy { return &Policy{Name: PolicyName, Version: revision} }
 
-// What acts, and from where, when no operator does.
+// Actors that are no operators, and where they act from.
 var (
 	daemon = &Actor{AppName: product}
 	local  = &Endpoint{Name: "localhost"}

@@ -187,7 +187,7 @@ const (
 	securityControl = "security_control"
 )
 
-// What writes the events.
+// product writes the events.
 const product = "Sallyport"
 
 var own = Product{Name: product, VendorName: product}

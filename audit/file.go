@@ -68,7 +68,7 @@ func (f *osFile) Write(b []byte) (int, error) {
 	}
 	f.room = f.size
 	if f.size >= minAhead {
-		// What does not fit is nothing lost.
+		// Nothing is lost with zeros that do not fit.
 		ahead, _ := f.WriteAt(zeros[:min(f.size/block*block, maxAhead)], f.room)
 		f.room += int64(ahead)
 	}

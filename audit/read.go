@@ -93,7 +93,7 @@ type reader struct {
 	bad  int // what was wrong with the line before
 }
 
-// What a line is when it is not the event that belongs there. Many in a row are one place of
+// Kinds of lines that are not the events that belong there. Many in a row are one place of
 // damage: of each two bytes that somebody else has written there could be one.
 const (
 	bad     = iota + 1 // not an event

@@ -263,7 +263,7 @@ func inspect(s segment) (survey, error) {
 			v.next++
 			v.size = r.offset
 		}
-		// Whoever altered a line does not use the numbers up.
+		// An altered line does not use the numbers up.
 		if ok && s.reaches(sequence, size) {
 			highest = max(highest, sequence)
 		}

@@ -15,7 +15,7 @@ func (l *Log) run() {
 	defer close(l.done)
 	for range l.wake {
 		for {
-			// Whoever is ready to append does so first and shares the data
+			// Other callers that are ready to append do so first and share the data
 			// sync. When nobody is, this costs nothing.
 			runtime.Gosched()
 			g, ok := l.gather()

@@ -1,13 +1,13 @@
 // Package memory lays out the file-backed memory of each sandbox: a folder on
 // the host that the sandbox sees as /memory, with memories.md in it.
 //
-// What it promises: the folder outlasts every session of the sandbox, and
+// It promises that the folder outlasts every session of the sandbox, and that
 // looking at it from the host is safe although all that is in it (names, links,
 // modes, special files) was chosen by the sandbox, which may change it
 // meanwhile. Nothing outside the folder is ever opened or shown, no device,
 // pipe or socket is opened, and what is read is bounded.
 //
-// What it does not promise: that a name is fit for a terminal (use
+// It does not promise that a name is fit for a terminal (use
 // terminal.Escape), that owner and mode of a file mean anything on the host,
 // or a limit to what the sandbox stores. Whoever runs inside may write to it: it
 // begins open to all of the sandbox's users. The folder is kept from other users of

@@ -23,7 +23,7 @@ type Approvals struct {
 	Body Size `yaml:"body" json:",omitempty"`
 }
 
-// What Approvals.Answer may say.
+// Values of Approvals.Answer.
 const (
 	AnswerHold = "hold"
 	AnswerPoll = "poll"

@@ -94,7 +94,7 @@ type Hours struct {
 	Zone string `yaml:"zone" json:"zone,omitempty"`
 }
 
-// What Limit.Per may be, beside tag:KEY.
+// Values of Limit.Per, beside tag:KEY.
 const (
 	PerSandbox     = "sandbox"
 	PerDestination = "destination"

@@ -11,7 +11,7 @@ type Recorded struct {
 	ID    string
 	At    time.Time
 	Input Input
-	// What was decided. A decision that observe mode lifted has Observed set, and
+	// The decision. One that observe mode lifted has Observed set, and
 	// the Action that was carried out.
 	Action      Action
 	Rule        string

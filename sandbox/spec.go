@@ -37,7 +37,7 @@ const (
 	RunC   = "runc"
 )
 
-// What is done to a sandbox that has been idle for as long as its spec says.
+// Actions on a sandbox that has been idle for as long as its spec says.
 const (
 	IdlePause     = "pause"
 	IdleHibernate = "hibernate"

@@ -6,7 +6,7 @@
 // (words, and digests or numbers of fields), so that every event that is found is read from
 // the log, and compared with the query once more.
 //
-// What [Search] promises: the same events, in the same order, as from the log alone
+// [Search] promises the same events, in the same order, as from the log alone
 // ([Scan]), however old the index is or whether there is one. What the index does not
 // have yet is read from the log. An index that is damaged in a way that SQLite does not
 // notice can hide events, and never invent or change one; Scan needs no index.

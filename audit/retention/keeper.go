@@ -7,7 +7,7 @@
 // segments and the root of the tree up to there. The hashes stay in the tree, so that
 // proofs and copies of the records are checked as before.
 //
-// What is under way is kept in a file: after a crash the Keeper goes on with it. Without
+// A deletion under way is kept in a file: after a crash the Keeper goes on with it. Without
 // that file, as when it cannot be read, nothing is deleted.
 package retention
 

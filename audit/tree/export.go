@@ -123,7 +123,7 @@ func unwrap(text []byte, depth int, beside bool, f func(exportedRecord)) {
 			}
 			return
 		}
-		// What is before the message cannot hold one: a brace begins each record.
+		// The text before the message cannot hold one: a brace begins each record.
 		if i := bytes.IndexByte(text, '{'); i > 0 {
 			unwrap(text[i:], depth+1, beside, f)
 		}

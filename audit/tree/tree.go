@@ -11,13 +11,13 @@
 // one each 4096 records, ten seconds after the one before if there are new records, and
 // when the daemon ends.
 //
-// What is promised: with the public key, [VerifyLog] and [VerifyExport] find each record
+// The promise: with the public key, [VerifyLog] and [VerifyExport] find each record
 // that was changed, removed, reordered or inserted among those that a checkpoint covers.
 // [Prove] gives the proof that one record is covered, in 32 bytes for each doubling of
 // the log. The worker, which writes the log, has neither the tree nor the key: when it
 // is taken over it can write false records from then on, and rewrite nothing.
 //
-// What is not: root on the host has the key, and can rewrite and sign again what no
+// The limits: root on the host has the key, and can rewrite and sign again what no
 // checkpoint outside of the host covers. Records after the newest checkpoint are not
 // covered yet. A record may say what is not true: the tree keeps it as it was written.
 package tree

@@ -176,7 +176,7 @@ type verifier struct {
 	walk
 }
 
-// What is sorted: the number, one of these, and the rest.
+// A string that is sorted is the number, one of these, and the rest.
 const (
 	aRecord     = iota // its leaf hash, time, flags, line of the export, and size of a checkpoint
 	aCheckpoint        // note

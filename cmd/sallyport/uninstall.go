@@ -174,7 +174,7 @@ func (u *uninstall) remove(ctx context.Context) error {
 		if len(used)+len(points) == 0 && !u.bridged() {
 			return u.clear()
 		}
-		// What a daemon has left running, the next one knows how to end.
+		// The next daemon knows how to end what an earlier one has left running.
 		if err := runBehind(u.Globals, u.cmd, u.cfg, false); err != nil {
 			return fmt.Errorf("starting the daemon to stop what it has left: %w", err)
 		}

@@ -91,7 +91,7 @@ func runBehind(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, debug boo
 		return err
 	}
 	path := filepath.Join(logs, "sallyport.log")
-	// What it says outside its log: why it does not start, or how it crashed,
+	// The daemon's output outside its log: why it does not start, or how it crashed,
 	// which is asked for after the next start.
 	last := filepath.Join(logs, "sallyport.err")
 	if err := os.Rename(last, last+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -160,7 +160,7 @@ func search(r io.Reader, forms [][]byte) (found []bool, size int64, err error) {
 		if err != nil {
 			return nil, 0, err
 		}
-		// What could be the beginning of a form stays for the next round.
+		// The possible beginning of a form stays for the next round.
 		keep := min(len(buf), longest-1)
 		buf = append(buf[:0], buf[len(buf)-keep:]...)
 	}

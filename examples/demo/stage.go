@@ -85,7 +85,7 @@ func (s *stage) prepare(ctx context.Context) error {
 	} else if out, err := s.quiet(ctx, "", "reload"); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
-	// What an earlier run left is played over from the beginning.
+	// The demo begins anew over the sandboxes of an earlier run.
 	for _, name := range []string{"demo", "neighbour"} {
 		if _, err := s.quiet(ctx, "", "sandbox", "get", name); err == nil {
 			if out, err := s.quiet(ctx, "", "sandbox", "rm", name); err != nil {

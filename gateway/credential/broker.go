@@ -46,7 +46,7 @@ const retryAfter = time.Second
 
 // Broker leases credentials. It is safe for concurrent use.
 //
-// What a Remote source said holds until its TTL or the material's expiry is
+// A Remote source's answer holds until its TTL or the material's expiry is
 // over and never longer: while the source cannot be reached after that, leases
 // fail.
 type Broker struct {

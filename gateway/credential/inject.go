@@ -158,7 +158,7 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		if strings.TrimSpace(value) == "" {
 			return nil, fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
 		}
-		// What an upstream encodes again, it may have in the form in which it came.
+		// An upstream that encodes a value again may have it in the form in which it came.
 		escaped := url.QueryEscape(value)
 		c := newComposed(place{query: i.Query.Name}, escaped, value, escaped)
 		c.length = len(value)

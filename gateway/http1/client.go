@@ -191,7 +191,7 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 		resp.Body = &upgraded{x}
 		return resp, nil
 	}
-	// What HTTP/1.0 says of lengths and persistence not everyone reads alike.
+	// Servers differ in how they read lengths and persistence of HTTP/1.0.
 	x.close = resp.Close || r.Close || !resp.ProtoAtLeast(1, 1)
 	if resp.Body == http.NoBody {
 		x.finish(true)

@@ -95,7 +95,7 @@ func (r *Reader) Write(p []byte) {
 		r.stream(p)
 	default:
 		r.doc.write(p)
-		// What follows may be another text; what is no JSON is none.
+		// Another text may follow; one that is no JSON is none.
 	}
 }
 

@@ -88,7 +88,7 @@ func (b *nameFile) assign(name string, limit int) (netip.Addr, error) {
 	n = len(b.names)
 	line := appendLine(nil, n, name)
 	if err := b.append(line); err != nil {
-		// What is on disk now is anyone's guess: read it again.
+		// The file's state is not known now: read it again.
 		b.loaded, b.names, b.numbers = false, nil, nil
 		return netip.Addr{}, err
 	}

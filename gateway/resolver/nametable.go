@@ -172,7 +172,7 @@ func (t *NameTable) file(sandboxID string) (*nameFile, error) {
 	if b, ok := t.files[sandboxID]; ok {
 		return b, nil
 	}
-	// What could leave the folder when used as a file's name is no sandbox ID.
+	// A name that could leave the folder as a file's name is no sandbox ID.
 	if !idPattern.MatchString(sandboxID) {
 		return nil, fmt.Errorf("not a sandbox ID: %q", sandboxID)
 	}

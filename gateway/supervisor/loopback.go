@@ -129,7 +129,7 @@ func splice(ctx context.Context, here *net.UnixConn, far Stream, exposed func() 
 				return
 			case <-look.C:
 			}
-			// What it sent last is on its way for a moment.
+			// Its last bytes are on their way for a moment.
 			if is := hungUp(here); is && gone || n%exposedEvery == 0 && !exposed() {
 				end()
 			} else {

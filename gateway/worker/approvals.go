@@ -24,7 +24,7 @@ func newApprovalClient(p *ipc.Peer) *approvalClient {
 
 // Ask implements gateway.Approvals.
 func (d *approvalClient) Ask(ctx context.Context, q approval.Question) (v approval.Verdict, err error) {
-	// Whoever gives up waiting for it must not leave a grant used and unheard of:
+	// A caller that gives up waiting must not leave a grant used and unheard of:
 	// the question is short, and is waited for.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workerapi.AnswerWithin)
 	defer cancel()

@@ -55,7 +55,7 @@ type AppendRequest struct{ Events []*audit.Event }
 // GatherReply is the worker's metrics in Prometheus's text format.
 type GatherReply struct{ Text string }
 
-// What a SuspendRequest does to a sandbox's connections.
+// Effects of a SuspendRequest on a sandbox's connections.
 const (
 	SuspendFreeze = "sleep" // hold them
 	SuspendThaw   = "wake"  // let them go on

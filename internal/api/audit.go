@@ -64,7 +64,7 @@ func (h *handler) auditEvents(r *http.Request) (list []*audit.Event, next string
 		if len(list) == limit {
 			return list, strconv.FormatUint(list[limit-1].Metadata.Sequence, 10), nil
 		}
-		// What is withheld selects nothing: else what is found would tell of it.
+		// A withheld field selects nothing: else the result would tell of it.
 		if shown := auditFor(who, e.Event); shown != nil && q.Wants(shown) {
 			list = append(list, shown)
 		}

@@ -12,7 +12,7 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// What operators ask of a daemon by a [client.Client]. [client.Call.Do] makes the request;
+// Calls of operators by a [client.Client]. [client.Call.Do] makes the request;
 // the names in braces are its last arguments.
 var (
 	GetStatus       = client.Call[client.None, Status]{Method: http.MethodGet, Path: "/v1/status"}

@@ -246,7 +246,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, 
 			h.opt.Logger.Error("an event was lost", "message", e.Message, "error", lost)
 		}
 	}
-	// What such a caller still has to say is not waited for.
+	// The rest of such a caller's request is not waited for.
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedWithin))
 	h.writeProblem(w, r, err)

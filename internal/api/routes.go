@@ -43,7 +43,7 @@ type route struct {
 	// maxBody bounds the body in bytes; 0 is [maxJSON].
 	maxBody int64
 
-	// What only the document says. Names are those of components.yaml.
+	// These are for the document alone. Names are those of components.yaml.
 	id, summary, note string
 	in                string // schema of the JSON body; "bytes" for a stream, "bytes?" for one that may be missing
 	query, headers    string // parameters and headers of the answer, with a space between

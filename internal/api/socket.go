@@ -61,7 +61,7 @@ func peerBy(cred *unix.Ucred) peer {
 	if p.contained = outside(cred.Pid); p.contained != nil {
 		return p
 	}
-	// Who became root by sudo(8) or su(1) logged in as somebody
+	// A user who became root by sudo(8) or su(1) logged in as somebody
 	// (/proc/PID/loginuid, which pam_loginuid(8) sets).
 	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", cred.Pid)); err == nil {
 		if login := strings.TrimSpace(string(text)); login != unset && login != id {

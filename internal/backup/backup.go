@@ -164,7 +164,7 @@ func (a *Archive) Extract(ctx context.Context, folder string) (err error) {
 			err = errors.Join(err, os.RemoveAll(at))
 		}
 	}()
-	// What is extracted is hashed again: the file may have been changed meanwhile.
+	// The extracted bytes are hashed again: the file may have been changed meanwhile.
 	sum := sha256.New()
 	if _, err := io.Copy(sum, io.NewSectionReader(a.file, 0, a.from)); err != nil {
 		return err

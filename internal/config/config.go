@@ -206,7 +206,7 @@ type Gateway struct {
 	// Found is how many times an injected secret may be found in answers of hosts
 	// that it was never sent to: then nothing of the sandbox leaves until an
 	// operator has looked and run `sallyport limits reset found-credentials`.
-	// Whoever guesses secrets sees in such an answer whether one is right. From
+	// Such an answer shows to somebody who guesses secrets whether one is right. From
 	// 1 to 1000. Default: 5.
 	// Example: 5
 	Found int64 `yaml:"found"`

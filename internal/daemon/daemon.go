@@ -140,8 +140,8 @@ func (d *daemon) close() error {
 
 // lockDataDir makes the folders and takes the data directory.
 func (d *daemon) lockDataDir(context.Context) error {
-	// What this process knows is written to no disk when it crashes, nor what those
-	// know that it starts, the engine and gVisor among them. A limit of 0 would not
+	// The memory of this process is written to no disk when it crashes, nor that of the
+	// processes that it starts, the engine and gVisor among them. A limit of 0 would not
 	// keep it from a program that takes cores, and one of 1 does (core(5),
 	// do_coredump in fs/coredump.c).
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // How often files are looked at: looking takes at most a hundredth of the time.
-// What has changed is loaded when it has looked the same twice.
+// A changed file is loaded when it has looked the same twice.
 const (
 	lookEvery = 250 * time.Millisecond
 	lookShare = 100

@@ -22,7 +22,7 @@ import (
 	"sallyport/sandbox"
 )
 
-// What a policy was loaded by.
+// Causes for loading a policy.
 const (
 	byStart  = "start"
 	bySignal = "signal"
@@ -174,7 +174,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	if err := d.supervisor.Prepare(ctx, cfg.Document, p.Revision(), took); err != nil {
 		return err
 	}
-	// What cannot be recorded does not come into force.
+	// A policy that cannot be recorded does not come into force.
 	events := []*audit.Event{d.about("reloaded", p, "by "+by)}
 	var there []sandbox.Info
 	if d.host != nil {

@@ -59,7 +59,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
 	g.Go(func() error { return index.Follow(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), d.log) })
-	// What has come meanwhile waits for the first turn.
+	// A signal that has come meanwhile waits for the first turn.
 	g.Go(func() error { return d.reloadOnSignal(ctx) })
 	g.Go(func() error { return d.followFiles(ctx) })
 	g.Go(func() error { return d.followBundle(ctx) })

@@ -66,7 +66,7 @@ func (s *sender) send(h header, body []byte, f *os.File) error {
 		return nil
 	}
 	s.writing = true
-	// Whoever is ready to send does so first. When nobody is, this costs nothing.
+	// Other callers that are ready to send do so first. When nobody is, this costs nothing.
 	s.mu.Unlock()
 	runtime.Gosched()
 	s.mu.Lock()

@@ -48,7 +48,7 @@ var killed = []uintptr{
 	unix.SYS_SYSLOG, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_PERSONALITY,
 }
 
-// What a filter answers (linux/seccomp.h).
+// Answers of a filter (linux/seccomp.h).
 const (
 	retKill  = unix.SECCOMP_RET_KILL_PROCESS
 	retAllow = unix.SECCOMP_RET_ALLOW
@@ -116,7 +116,7 @@ const prSetVMA = 0x53564d41
 
 // roomRule is fallocate's: room on the disk is held behind the end of a file alone, and not
 // further than a file may go (RLIMIT_FSIZE, and 2 MiB), which is no limit of fallocate(2).
-// What else it does moves what a file has, or makes it longer.
+// Its other modes move what a file has, or make it longer.
 func roomRule(most uint64) []bpf.Instruction {
 	const deny, mib = retDeny, 20
 	rule := []bpf.Instruction{low(1), bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.FALLOC_FL_KEEP_SIZE, SkipTrue: 1}, ret(deny)}

@@ -207,7 +207,7 @@ func (e *entry) add(r record) bool {
 	return true
 }
 
-// What a flow may have sent besides the bytes that its records say, by far more than honest
+// Bounds of bytes that a flow may send beyond those of its records, by far more than honest
 // traffic does.
 const (
 	perFlow   = 1 << 20   // handshakes, what was refused unread

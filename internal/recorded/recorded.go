@@ -121,7 +121,7 @@ func port(n int) uint16 {
 func unfit(r *policy.Recorded, e *audit.Event) policy.Unfit {
 	in := &r.Input
 	switch {
-	// What policy itself refuses as floor has no name.
+	// A refusal of the floor by policy itself has no name.
 	case r.RuleType == "floor" && r.Rule != "":
 		return policy.UnfitFloor
 	case r.RuleType == "limit":

@@ -85,7 +85,7 @@ type meteredConn struct {
 type consumer struct {
 	f    *meteredConn
 	asks *consumer // by a channel
-	// What follows is guarded by meteredConn.mu.
+	// meteredConn.mu guards the fields below.
 	waits bool  // for more: it has taken all that came
 	taken int64 // since the last mark
 	ends  int   // of the two streams of a channel, that have come

@@ -195,7 +195,7 @@ func (d *Server) admit(ctx context.Context, by *process, c admitCall) (admitted,
 	}
 	e.Message = "SSH client " + strconv.QuoteToASCII(c.Client)
 	n := &connection{key: k, info: i, remote: remote, began: time.Now(), event: e, owner: by, uses: map[uint64]*use{}}
-	// Who wakes the sandbox is the operator.
+	// The operator wakes the sandbox.
 	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.Context(), k.Tenant), e.Actor, e.Source))
 	d.mu.Lock()
 	full := len(d.connections) >= maxConnections || d.of(k) >= maxOfKey

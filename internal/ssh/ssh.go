@@ -54,14 +54,14 @@ const (
 	keepAliveMisses = 3                      // until it is not
 )
 
-// What the daemon calls of the process.
+// Calls of the daemon to the process.
 const (
 	callServe ipc.Method = 1 + iota
 	callEnd
 	callStop
 )
 
-// What the process calls of the daemon.
+// Calls of the process to the daemon.
 const (
 	callSign ipc.Method = 32 + iota
 	callAdmit

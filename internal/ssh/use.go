@@ -40,7 +40,7 @@ type use struct {
 	sum  traffic
 }
 
-// What says which line of the configuration would allow it.
+// Messages that say which line of the configuration would allow a use.
 const (
 	sftpOff    = "files over SSH are off for this key: an operator can write allow: [sftp] beside it under ssh.keys in sallyport.yaml"
 	forwardOff = "forwarding is off for this key: an operator can write allow: [forward] beside it under ssh.keys in sallyport.yaml"

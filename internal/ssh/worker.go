@@ -111,8 +111,8 @@ func (s *worker) serve(_ context.Context, c serveCall) (jail.State, error) {
 	return s.state, nil
 }
 
-// What is offered, the best first. x/crypto/ssh's own lists have SHA-1 in them, for
-// clients of before 2014.
+// Algorithms that are offered, the best first. x/crypto/ssh's own lists have SHA-1 in
+// them, for clients of before 2014.
 var (
 	keyExchanges = []string{
 		ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519, ssh.KeyExchangeECDHP256, ssh.KeyExchangeECDHP384, ssh.KeyExchangeECDHP521,

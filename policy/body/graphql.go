@@ -12,7 +12,7 @@ import (
 // maxTokens bounds a GraphQL document, whose parser is recursive.
 const maxTokens = 15_000
 
-// What a GraphQL request is refused for.
+// Reasons to refuse a GraphQL request.
 var (
 	errNotGraphQL = errors.New("it is not a GraphQL request: an object with query, and besides it operationName, variables and extensions at most")
 	errPersisted  = errors.New("it names a persisted query, whose text is not in it")

@@ -23,7 +23,7 @@ const (
 	maxExact  = 1<<53 - 1
 )
 
-// What JSON is refused for.
+// Reasons to refuse JSON.
 var (
 	errSyntax    = errors.New("it is not JSON (RFC 8259)")
 	errTrailing  = errors.New("something follows the JSON document")

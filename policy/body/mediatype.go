@@ -16,7 +16,7 @@ type Raw struct {
 	Size int64
 }
 
-// What a body cannot be judged for.
+// Reasons for which a body cannot be judged.
 var (
 	ErrNone        = errors.New("there is none")
 	errUpgraded    = errors.New("the request switches protocols, and has none")

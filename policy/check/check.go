@@ -49,7 +49,7 @@ func Run(ctx context.Context, doc policy.Document, regoText ...string) []policy.
 		findings = append(findings, lintTeam(t, rules)...)
 	}
 	if !broken {
-		// What a file lacks that cannot be read would be an error in another.
+		// A file that cannot be read would lack what another one needs.
 		findings = append(findings, compileTeam(ctx, t)...)
 	}
 	return Tidy(findings)

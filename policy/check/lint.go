@@ -138,7 +138,7 @@ func (l *linter) offer(r *ast.Rule) {
 		return false
 	})
 	ast.WalkVars(r.Body, func(v ast.Var) bool {
-		// What is neither generated nor a built-in function may be a rule or a
+		// A variable that is neither generated nor a built-in function may be a rule or a
 		// function of the team's.
 		if !v.IsGenerated() && !v.IsWildcard() && ast.BuiltinMap[string(v)] == nil && v != ast.InputRootDocument.Value {
 			others = true

@@ -9,7 +9,7 @@ import (
 // once: a [topdown.VirtualCache]. OPA's own grows a tree of hash maps anew for each
 // evaluation. That is a quarter of what a decision allocates, and a tenth of the time that it
 // takes with a team's Rego. An evalCache is a short list that the next evaluation uses again.
-// What does not fit the list goes to one of OPA's.
+// An entry that does not fit the list goes to one of OPA's.
 //
 // It has a frame for each `with` that is being evaluated, since what is true
 // with another input is not true outside.

@@ -50,7 +50,7 @@ func (p *Policy) join(s rule.ParsedInput, all []policy.Decision) policy.Decision
 		d.Cookies = d.Cookies && other.Cookies
 		switch {
 		case lifted >= 0:
-			// What is lifted gets no credential that its rules do not give, and so
+			// A lifted reading gets no credential that its rules do not give, and so
 			// neither does what the others allow.
 			d.Inject = slices.DeleteFunc(slices.Clone(d.Inject), func(in policy.Injection) bool { return !injects(other, in) })
 			if d.Upstream == nil {

@@ -50,7 +50,7 @@ func (b *Book) Changed(since uint64, most int) (list []Count, stamp uint64) {
 const maxRestored = 2 * MaxCounters
 
 // Restore puts copies back: a counter that is there keeps what is more of the two.
-// What the Book has no room for is left out, and how many those were is returned.
+// Copies that the Book has no room for are left out, and their number is returned.
 func (b *Book) Restore(list []Count) (left int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -250,7 +250,7 @@ func changesOf(r *policy.Recorded, d policy.Decision) (list []Change) {
 	case d.Action == policy.Deny && r.Action != policy.Deny:
 		list = append(list, NewlyDenied)
 	}
-	// What was refused injected nothing, and what is refused injects nothing.
+	// A refused request injects nothing, before and now.
 	had := func(name string) bool { return r.Passes() && slices.Contains(r.Credentials, name) }
 	has := func(name string) bool {
 		return passes && slices.ContainsFunc(d.Inject, func(i policy.Injection) bool { return i.Credential == name })

@@ -73,7 +73,7 @@ func (r *Rule) denial(m Moment) Effect {
 	case m.phase == policy.PhaseConnect && m.protocol != policy.ProtocolOther && r.Conditional():
 		return Reads // the request decides
 	}
-	// What cannot be read cannot be shown to be none of the denied requests.
+	// A request that cannot be read cannot be shown to be none of the denied ones.
 	return Denies
 }
 

@@ -35,7 +35,7 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 	}
 	control := http.NewResponseController(w)
 	if s.Stdin || s.TTY != nil {
-		// What comes to the command lasts as long as it does. Its end is not
+		// Input lasts as long as the command does. Its end is not
 		// waited for, so that this connection is not used again.
 		if err := control.EnableFullDuplex(); err != nil {
 			refuse(w, http.StatusInternalServerError, err)
@@ -55,7 +55,7 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 			c.steer(body)
 		}()
 		defer func() {
-			// What comes still is read on until the host, which has all, goes: a
+			// Input is still read until the host, which has all, goes: a
 			// connection that is closed with something unread takes with it what
 			// was sent last (RFC 9112, section 9.6).
 			select {

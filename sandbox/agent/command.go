@@ -299,7 +299,7 @@ var errEnded = errors.New("the command has ended")
 // kill ends a command and all that it started.
 func (c *command) kill() {
 	killTree(c.spec.ID, c.pid)
-	// Whoever holds its output open now is none of its own.
+	// A process that holds its output open now is none of its own.
 	for _, r := range c.out {
 		r.detach()
 	}

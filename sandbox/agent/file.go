@@ -168,7 +168,7 @@ func (s *files) read(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 		from = io.LimitReader(f, size)
 	}
-	// What is shorter than was said ends in the middle for who reads it.
+	// A file that is shorter than was said ends in the middle for its reader.
 	if _, err := io.CopyBuffer(writeOnly{w}, from, make([]byte, copySize)); err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -185,7 +185,7 @@ func (s *files) pack(w http.ResponseWriter, r *http.Request) {
 		name = "."
 	}
 	if err == nil {
-		// What is known at once is a plain status. The path itself may be a link.
+		// An error that is known at once is a plain status. The path itself may be a link.
 		err = asUser(s.whose(r), func() (err error) {
 			path, err = filepath.EvalSymlinks(path)
 			return err

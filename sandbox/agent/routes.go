@@ -149,7 +149,7 @@ func (t *commands) output(w http.ResponseWriter, r *http.Request, c *command) {
 	if follow {
 		defer t.attach()()
 	}
-	// What has ended has all that it wrote on its way here.
+	// All output of a command that has ended is on its way here.
 	follow = follow || c.status().State == wire.Exited
 	_, end, _ := ring.bounds()
 	buf := make([]byte, 32<<10)

@@ -74,7 +74,7 @@ func (s *Server) answer(routes ...func(*http.ServeMux)) {
 		Handler:           mux,
 		ReadHeaderTimeout: 20 * time.Second,
 		MaxHeaderBytes:    64 << 10,
-		// What the server would say goes nowhere: the agent has no output.
+		// The server's log goes nowhere: the agent has no output.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
 }

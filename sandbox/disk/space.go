@@ -16,7 +16,7 @@ type Space struct{ Dir string }
 // Free is how much of it is left for the host, in bytes, less what disks hold in
 // the page cache and have yet to take. What only root may use does not count.
 func (s Space) Free() (free int64, err error) {
-	// What the kernel writes back between two looks would be seen by one of them only.
+	// Only one of two looks would see pages that the kernel writes back between them.
 	for range 10 {
 		var before, after, pending int64
 		if before, _, err = s.disks(); err != nil {
@@ -74,7 +74,7 @@ func (s Space) Yield() error {
 	if err != nil {
 		return err
 	}
-	// What a file gave up is free once the journal has it.
+	// A file's former room is free once the journal has it.
 	return errors.Join(f.Truncate(0), f.Sync(), f.Close())
 }
 

@@ -30,7 +30,7 @@ func Yield(folder string) error {
 	if err := os.RemoveAll(at); err != nil {
 		return fmt.Errorf("making room on the sandbox's disk: %w", err)
 	}
-	// What was removed is free once the journal has it (jbd2).
+	// A removed file's room is free once the journal has it (jbd2).
 	f, err := os.Open(filepath.Dir(at))
 	if err != nil {
 		return err

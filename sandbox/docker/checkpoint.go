@@ -74,7 +74,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	if err != nil {
 		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
 	}
-	// Whoever asked may go away: half a checkpoint would be of use to nobody.
+	// The caller may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
 	n, err := resident(info.State.Pid)

@@ -126,7 +126,7 @@ func (r *Runtime) lowerMemoryLimit(id string, info container.InspectResponse) er
 	if have <= limit {
 		return nil
 	}
-	// What an earlier process of ours has begun goes on, also into files that have
+	// A copy that an earlier process of ours has begun goes on, also into files that have
 	// been removed since.
 	if writer := checkpointWriter(info.ID); writer != 0 {
 		return fmt.Errorf("process %d writes it down", writer)

@@ -299,7 +299,7 @@ func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error)
 		Exit:    info.State.ExitCode,
 		Error:   info.State.Error,
 	}
-	// What the engine says in no other form is not known: the zero Time.
+	// A time in another form is not known: the zero Time.
 	s.Started, _ = time.Parse(time.RFC3339Nano, info.State.StartedAt)
 	if s.Running {
 		s.PID = info.State.Pid

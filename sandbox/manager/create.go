@@ -198,7 +198,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// What a sandbox is in state Failed for, and what Recover does about it:
+// Reasons for the state Failed, and what Recover does about each:
 //
 //   - its container is gone: it is made again of its own image, over what the sandbox
 //     had written, which is on its disk. Without a disk of its own that is gone. Where

@@ -102,7 +102,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 		m.addresses[rec.Address] = true
 		m.count(rec)
 		if opt.Disks != nil {
-			// What an earlier process of ours was copying as it ended. Whoever writes waits.
+			// An earlier process of ours may have ended while it copied a disk. Its writers wait.
 			if err := errors.Join(opt.Disks.Thaw(m.dir(rec.Name)), m.removeOpenDisks(rec)); err != nil {
 				opt.Logger.Error("what was being read of a sandbox's disk is left", "sandbox", rec.Name, "error", err)
 			}

@@ -152,7 +152,7 @@ func (c *comparisons) admit(ctx context.Context, env map[string]string) error {
 	defer c.mu.Unlock()
 	for _, v := range env {
 		mac := hmac.New(sha256.New, c.key[:])
-		// What one caller has sent tells another nothing.
+		// A caller's values tell another caller nothing.
 		fmt.Fprintf(mac, "%d %s%s", len(by), by, v)
 		d := [32]byte(mac.Sum(nil))
 		if _, ok := c.known.Get(d); !ok {

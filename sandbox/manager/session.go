@@ -220,7 +220,7 @@ func (m *Manager) expireOne(ctx context.Context, seen sandbox.Info) error {
 	return nil
 }
 
-// What an idle sandbox uses at most between two looks.
+// Bounds of what an idle sandbox uses between two looks.
 const (
 	idleTick = 5 * time.Second
 	// idleCPU is what gVisor and a few timers use: 2 % of a processor.

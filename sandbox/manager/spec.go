@@ -31,7 +31,7 @@ const (
 	maxLabel  = 1024 // bytes of a value
 )
 
-// What gVisor needs to start a shell: bytes, processes of the host, which its
+// Needs of gVisor for starting a shell: bytes, processes of the host, which its
 // threads are, and the least share of a processor that the kernel gives.
 const (
 	minMemory = 32 << 20

@@ -153,7 +153,7 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 	if err != nil {
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
 	}
-	// What there would be to learn once more is what it still denies.
+	// The proposal still denies what there would be to learn once more.
 	again, err := learn.Propose(cmd.Context(), p, x.decisions(cmd, q), x.options)
 	return again.Covered, err
 }

@@ -372,7 +372,7 @@ type part struct {
 func (p *printer) follow(ctx context.Context, d *client.Client, name, id string, o sandbox.OutputOptions) error {
 	buf := make([]byte, 32<<10)
 	for {
-		// What has ended before the stream is asked for has written all of it.
+		// A command that has ended before the stream is asked for has written all of it.
 		info, err := d.Command(ctx, name, id)
 		if err != nil {
 			return err

@@ -64,7 +64,7 @@ var decoders = map[string]decoder{
 	"zstd":    {zstdCost, unzstd},
 }
 
-// What decoders take beside the window, in bytes, measured.
+// Memory that decoders take beside the window, in bytes, measured.
 const (
 	flateCost   = 96 << 10
 	brotliExtra = 256 << 10

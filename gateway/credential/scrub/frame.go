@@ -18,7 +18,7 @@ import (
 // elsewhere, which the RFC allows (section 5.4), so that a control frame between
 // them need not wait. A message thus waits for no other message.
 //
-// What cannot be searched, or is not what a server sends, ends in a Close frame
+// A stream that cannot be searched, or that no server sends, ends in a Close frame
 // of status 1002 that says why, and an error that wraps ErrHidden: reserved bits,
 // which compression needs, so the caller removes Sec-WebSocket-Extensions from
 // the handshake; reserved opcodes; masks; frames out of order; bad lengths.
@@ -66,7 +66,7 @@ type frames struct {
 	message bool
 	opcode  byte
 
-	// What goes out: the header of a frame, then ready. Of the frame whose header
+	// The output is the header of a frame, then ready. Of the frame whose header
 	// was written last so many bytes of payload are owed; what is decided beyond
 	// these is held until there is another.
 	space [maxHeader]byte

@@ -134,7 +134,7 @@ func (b *body) scrub() error {
 		return nil
 	}
 	if b.coded {
-		// What has begun to come can still be refused in words.
+		// A body that has begun to come can still be refused in words.
 		if ahead, ok := a.Body.(interface{ Buffered() int }); ok && ahead.Buffered() > 0 {
 			if err := decode.Begin(decoded); err != nil {
 				_ = hold.Close()

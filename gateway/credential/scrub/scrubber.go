@@ -5,7 +5,7 @@
 // its place: lengths stay true, and text stays text if the secret is text.
 // Chunks, frames and fragments of a message do not hide a value.
 //
-// What it does not find is a value that the upstream cut in pieces, one event or
+// It does not find a value that the upstream cut in pieces, one event or
 // message after another or by Range, which the caller keeps from it; one that is
 // encrypted, in an archive, or encoded twice in different ways, but for escaped
 // text; and one shorter than [MinLength].
@@ -237,7 +237,7 @@ func (s *window) advance(data []byte, last bool) (decided int) {
 	}
 	s.run(data, decided)
 	redact(data[:min(s.masked, decided)])
-	// What begins in the decided part and is an occurrence ends in data.
+	// An occurrence that begins in the decided part ends in data.
 	for _, at := range s.spans {
 		// Of those that overlap one is reported, but for a public one that a secret
 		// one follows: that is to be known.

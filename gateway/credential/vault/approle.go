@@ -70,7 +70,7 @@ func (a *appRole) token(ctx context.Context) (string, error) {
 	}
 	token, err := a.login(ctx)
 	if err != nil && time.Now().Before(a.expires) {
-		// What is left of the token's life is there for mending the cause.
+		// The rest of the token's life is there for mending the cause.
 		a.log.Warn("logging in to Vault failed; the token still lives", "error", err, "until", a.expires)
 		return a.current, nil
 	}

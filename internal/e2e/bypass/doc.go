@@ -1,7 +1,7 @@
 // Package bypass tries to get around the gateway, from inside gVisor sandboxes,
 // and holds what came of it against what must have.
 //
-// What is proven, for each attempt, by one daemon as it is shipped, with sandboxes,
+// The tests prove, for each attempt, by one daemon as it is shipped, with sandboxes,
 // datapath, resolver, policy, credentials and log:
 //
 //   - what the sandbox is told: the answers on its connection in their order, or

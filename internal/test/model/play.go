@@ -47,7 +47,7 @@ func (g Game) Play() []Call {
 		})
 	}
 	all.Wait()
-	// What is there in the end is looked at by one.
+	// One caller looks at the state in the end.
 	for i := range g.Names {
 		for _, v := range []Verb{Get, ReadFile, ReadStore, Bump, Get} {
 			t.call(0, Op{Verb: v, Name: Name(i)})

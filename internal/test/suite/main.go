@@ -172,7 +172,7 @@ func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
 			return
 		}
 		s.ready = append(s.ready, units...)
-		// What is new comes first, packages before single tests, then what took longest.
+		// New units come first, packages before single tests, then those that took longest.
 		slices.SortStableFunc(s.ready, func(a, b unit) int {
 			return cmp.Or(order(s.known(a), s.known(b)), cmp.Compare(s.last[b.name()], s.last[a.name()]), order(a.test != "", b.test != ""))
 		})

@@ -41,7 +41,7 @@ const tail = 1 << 20
 type level struct {
 	base string
 	dir  *os.Root
-	// What it shall have when the entries below it are done.
+	// Mode and time for when the entries below it are done.
 	set  bool
 	mode os.FileMode
 	time time.Time
@@ -103,7 +103,7 @@ func (u *unpacker) all(ctx context.Context, from io.Reader) error {
 			return err
 		}
 	}
-	// What is after it can say that it is not complete.
+	// The rest can say that the archive is not complete.
 	_, err := io.Copy(io.Discard, io.LimitReader(in, tail))
 	return err
 }

@@ -58,7 +58,7 @@ type Identity struct {
 const NonceSize = 32
 
 // Identified is what an agent signs: the host's nonce, and its own address and port.
-// What has taken the agent's address cannot relay it: an agent answers nobody inside.
+// A thief of the agent's address cannot relay it: an agent answers nobody inside.
 func Identified(nonce []byte, agent netip.AddrPort) []byte {
 	b := append([]byte(identity), nonce...)
 	agent = netip.AddrPortFrom(agent.Addr().Unmap(), agent.Port())
