@@ -175,10 +175,7 @@ func TestNoWayOut(t *testing.T) {
 	attachBoth(t, d, l)
 	l.none(t, "without a listener")
 
-	listener, err := Listen()
-	must(t, err)
-	defer listener.Close()
-	must(t, d.Steer(listener))
+	listener := listening(t, d)
 	for _, w := range ways(l) {
 		t.Run(w.name, func(t *testing.T) {
 			before := dropped(t, d)

@@ -210,10 +210,7 @@ func TestSocketsOfTheGateway(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	listener, err := Listen()
-	must(t, err)
-	defer listener.Close()
-	must(t, d.Steer(listener))
+	listener := listening(t, d)
 	to := serviceIn(t, l.alice, alice.Address)
 	sockets := map[string]func(t *testing.T) *os.File{
 		"to an exposed port": func(t *testing.T) *os.File {

@@ -291,6 +291,16 @@ func attachBoth(t *testing.T, d *Datapath, l *lab) {
 	must(t, d.Attach(l.bobEnd))
 }
 
+// listening is a listener that the connections of sandboxes are steered to.
+func listening(t *testing.T, d *Datapath) *net.TCPListener {
+	t.Helper()
+	listener, err := Listen()
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	must(t, d.Steer(listener))
+	return listener
+}
+
 // witness collects the markers of frames that got somewhere.
 type witness struct {
 	mu   sync.Mutex // guards seen

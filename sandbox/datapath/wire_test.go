@@ -3,7 +3,6 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -42,10 +41,7 @@ func TestTricksOnTheWire(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	listener, err := Listen()
-	must(t, err)
-	defer listener.Close()
-	must(t, d.Steer(listener))
+	listener := listening(t, d)
 	replies := l.alice.listen(func(f []byte) bool {
 		return len(f) >= 54 && f[12] == 8 && f[13] == 0 && f[ipAt] == 0x45 && f[ipAt+9] == protoTCP
 	})
@@ -103,10 +99,8 @@ func TestTricksOnTheWire(t *testing.T) {
 	}
 	// What came in between has left no trace: a connection can be made.
 	must(t, listener.SetDeadline(time.Now().Add(5*time.Second)))
-	var c net.Conn
-	if c, err = l.alice.dial("", "198.51.100.2:443"); err != nil {
-		t.Fatal(err)
-	}
+	c, err := l.alice.dial("", "198.51.100.2:443")
+	must(t, err)
 	defer c.Close()
 	server, err := listener.Accept()
 	must(t, err)
