@@ -116,14 +116,7 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			here, f, err := ipc.Pair()
-			if err != nil {
-				t.Fatal(err)
-			}
-			there, err := ipc.Inherited(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			here, there := pair(t)
 			side := ipc.New(here, ipc.Options{})
 			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
 				workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
@@ -174,14 +167,7 @@ func TestAuditLogDurable(t *testing.T) {
 	if n := trail.Durable(); n != 2 {
 		t.Errorf("%d while the log changes hands, want 2", n)
 	}
-	here, f, err := ipc.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := ipc.Inherited(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	here, there := pair(t)
 	side := ipc.New(here, ipc.Options{})
 	child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
 		workerapi.MethodStats: ipc.Handle(func(context.Context, ipc.None) (audit.Stats, error) { return audit.Stats{Events: 5}, nil }),

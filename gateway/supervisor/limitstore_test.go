@@ -27,14 +27,7 @@ var noon = time.Now().UTC().Truncate(24 * time.Hour).Add(12 * time.Hour)
 
 func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
 	t.Helper()
-	here, f, err := ipc.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := ipc.Inherited(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	here, there := pair(t)
 	book := limit.NewBook(func() time.Time { return noon })
 	child := ipc.New(there, ipc.Options{MaxFrame: workerapi.MaxFrame, MaxOut: workerapi.MaxCall, Methods: map[ipc.Method]ipc.Handler{
 		workerapi.MethodCounts: ipc.Handle(func(_ context.Context, c workerapi.CountsRequest) (workerapi.CountsReply, error) {

@@ -35,14 +35,7 @@ func TestOwed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			here, f, err := ipc.Pair()
-			if err != nil {
-				t.Fatal(err)
-			}
-			there, err := ipc.Inherited(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			here, there := pair(t)
 			side := ipc.New(here, ipc.Options{})
 			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
 				workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -57,6 +58,20 @@ const (
 	revision = "r1"
 )
 
+// pair is both ends of a connection to a process.
+func pair(t *testing.T) (here, there *net.UnixConn) {
+	t.Helper()
+	here, f, err := ipc.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err = ipc.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return here, there
+}
+
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	dir := t.TempDir()
@@ -91,14 +106,7 @@ func newScene(t *testing.T) *scene {
 			return map[netip.Addr]policy.Sandbox{{}: {Name: "box", ID: "box"}}
 		},
 	})
-	here, f, err := ipc.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := ipc.Inherited(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	here, there := pair(t)
 	side := ipc.New(here, w.peerOptions())
 	child := ipc.New(there, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame})
 	ended, finished := make(chan error, 1), make(chan struct{})
