@@ -112,10 +112,10 @@ func (s *sealed) running(t *testing.T) (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// TestTornHashes: a crash has left any part of the hashes after the newest checkpoint,
-// and zeros behind it. The tree goes on, and nothing is taken for a change.
-func TestTornHashes(t *testing.T) {
-	root := tempDir(t)
+// sealedOnce is a log with a checkpoint of its first 7 records and the hashes of n exchanges
+// after it, whose Sealer has crashed.
+func sealedOnce(t *testing.T, root string, n int) *sealed {
+	t.Helper()
 	s, err := reopen(root, tree.Options{Records: 1 << 20, Every: time.Hour, Poll: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -123,12 +123,20 @@ func TestTornHashes(t *testing.T) {
 	s.exchanges(t, 3)
 	stop := s.running(t)
 	until(t, "the first checkpoint", func() bool { return s.Status().Size == 7 })
-	s.exchanges(t, 5)
-	until(t, "the rest", func() bool { return s.Status().Size == 17 })
+	s.exchanges(t, n)
+	until(t, "the rest", func() bool { return s.Status().Size == uint64(7+2*n) })
 	stop()
-	if err := s.log.Close(); err != nil { // and the Sealer crashes
+	if err := s.log.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// TestTornHashes: a crash has left any part of the hashes after the newest checkpoint,
+// and zeros behind it. The tree goes on, and nothing is taken for a change.
+func TestTornHashes(t *testing.T) {
+	root := tempDir(t)
+	sealedOnce(t, root, 5)
 	hashes := func(root string) string { return filepath.Join(root, "data", "audit", "tree", "hashes") }
 	all, err := os.ReadFile(hashes(root))
 	if err != nil {
@@ -222,17 +230,7 @@ func TestCut(t *testing.T) {
 // changed while nothing ran. An event says so.
 func TestAlteredTail(t *testing.T) {
 	root := tempDir(t)
-	s, err := reopen(root, tree.Options{Records: 1 << 20, Every: time.Hour, Poll: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.exchanges(t, 3)
-	stop := s.running(t)
-	until(t, "the first checkpoint", func() bool { return s.Status().Size == 7 })
-	s.exchanges(t, 9)
-	until(t, "the rest", func() bool { return s.Status().Size == 25 })
-	stop()
-	s.log.Close()
+	s := sealedOnce(t, root, 9)
 	for _, path := range s.segments(t) {
 		b, _ := os.ReadFile(path)
 		if err := os.WriteFile(path, []byte(strings.Replace(string(b), "request 7 ", "request 8 ", 1)), 0o600); err != nil {
