@@ -50,8 +50,8 @@ func (v *verifier) record(number uint64, r stored) {
 		}
 		return
 	}
-	if number > v.last+1 && (v.last > 0 || v.strict) {
-		v.report.find(Finding{Kind: Missing, First: v.last + 1, Last: number - 1, Text: "they were removed, or could not be read; see the records beside them"})
+	if number > v.last+1 {
+		v.absent(number - 1)
 	}
 	if v.last == 0 && (number == 1 || v.strict) {
 		v.edge = &edge{}
@@ -110,10 +110,15 @@ func (v *verifier) guess(to uint64) {
 // missing goes over records up to a number that are not there.
 func (v *verifier) missing(to uint64) {
 	v.unanchored(v.last)
+	v.absent(to)
+	v.last, v.marked = to, to
+}
+
+// absent reports the records up to a number, unless those before them are not known.
+func (v *verifier) absent(to uint64) {
 	if v.last > 0 || v.strict {
 		v.report.find(Finding{Kind: Missing, First: v.last + 1, Last: to, Text: "they were removed, or could not be read; see the records beside them"})
 	}
-	v.last, v.marked = to, to
 }
 
 func (v *verifier) suspicious(number uint64) {
