@@ -260,6 +260,9 @@ func TestRoom(t *testing.T) {
 	}
 	defer f.Close()
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, fileSize); errors.Is(err, unix.EOPNOTSUPP) {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("this file system cannot hold room, and CI=true promises it")
+		}
 		t.Skip("this file system cannot hold room")
 	}
 	if err := f.Truncate(0); err != nil {
