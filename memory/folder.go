@@ -75,9 +75,11 @@ func (f *Folder) Read(name string) ([]byte, error) {
 	return readAll(file, name)
 }
 
-// open opens a regular file and nothing else: O_PATH (open(2)) opens no pipe, which would
+func (f *Folder) open(name string) (*os.File, error) { return f.openAs(name, unix.O_RDONLY) }
+
+// openAs opens a regular file and nothing else: O_PATH (open(2)) opens no pipe, which would
 // block, and no device, which might act on it.
-func (f *Folder) open(name string) (*os.File, error) {
+func (f *Folder) openAs(name string, flags int) (*os.File, error) {
 	if !filepath.IsLocal(name) {
 		return nil, fmt.Errorf("%q: %w: give a path relative to it, without ..", name, ErrBadName)
 	}
@@ -93,7 +95,7 @@ func (f *Folder) open(name string) (*os.File, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%q: %w", name, ErrNotFile)
 	}
-	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()), flags, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", name, cause(err))
 	}
@@ -116,7 +118,7 @@ func readAll(file *os.File, name string) ([]byte, error) {
 // reader sees the old contents or the new ones, also after a crash, and what another wrote
 // in between is not lost: the error is then [ErrChanged], or fs.ErrExist where no file was
 // expected. Folders on the way are made. All of the sandbox's users may write what is
-// made.
+// made, and run what begins with "#!".
 func (f *Folder) Write(name string, data []byte, old Digest) error {
 	name, err := local(name)
 	if err != nil {
@@ -211,7 +213,11 @@ func create(parent *os.File, name string, data []byte) error {
 	}
 	file := os.NewFile(uintptr(fd), name)
 	_, err = io.Copy(file, bytes.NewReader(data))
-	if err = errors.Join(err, file.Chmod(0o666), file.Sync(), file.Close()); err != nil {
+	mode := fs.FileMode(0o666)
+	if bytes.HasPrefix(data, []byte("#!")) {
+		mode = 0o777
+	}
+	if err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
 		return errors.Join(err, remove(parent, name))
 	}
 	return nil

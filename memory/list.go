@@ -6,6 +6,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -58,13 +60,23 @@ func (f *Folder) List() ([]Entry, error) { return f.Scan(MaxListed) }
 
 // Scan lists the memory, sorted by path. If there are more entries than most, it returns
 // the first that it met, and ErrTruncated.
-func (f *Folder) Scan(most int) ([]Entry, error) {
-	l := lister{most: most}
-	d, err := f.root.Open(".")
-	if err != nil {
-		return nil, err
+func (f *Folder) Scan(most int) ([]Entry, error) { return f.ScanIn(".", most) }
+
+// ScanIn is Scan of what is in a folder of the memory. A link is no folder.
+func (f *Folder) ScanIn(name string, most int) ([]Entry, error) {
+	name, prefix := path.Clean(name), ""
+	if !filepath.IsLocal(name) {
+		return nil, fmt.Errorf("%q: %w: give a path relative to it, without ..", name, ErrBadName)
 	}
-	err = l.folder(d, "", 1)
+	if name != "." {
+		prefix = name + "/"
+	}
+	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	}
+	l := lister{most: most}
+	err = l.folder(d, prefix, 1+strings.Count(prefix, "/"))
 	slices.SortFunc(l.entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	if err == nil && l.truncated {
 		err = ErrTruncated

@@ -1,0 +1,77 @@
+package memory
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// AppendLine adds a line, without its line feed, to the end of a regular file by one
+// write(2) and makes the file if there is none. A last line that is not ended stays a line
+// of its own. Several processes may append at the same time.
+func (f *Folder) AppendLine(name string, line []byte) error {
+	if len(line) >= maxFile {
+		return fmt.Errorf("%q: %w", name, ErrTooLarge)
+	}
+	err := f.appendLine(name, line)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = f.Write(name, nil, ""); err == nil || errors.Is(err, fs.ErrExist) {
+			err = f.appendLine(name, line)
+		}
+	}
+	return err
+}
+
+func (f *Folder) appendLine(name string, line []byte) error {
+	f.write.Lock()
+	defer f.write.Unlock()
+	file, err := f.openAs(name, unix.O_RDWR|unix.O_APPEND)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	data := append(bytes.Clone(line), '\n')
+	if last := []byte{'\n'}; info.Size() > 0 {
+		if _, err := file.ReadAt(last, info.Size()-1); err != nil {
+			return fmt.Errorf("%q: %w", name, cause(err))
+		}
+		if last[0] != '\n' {
+			data = append([]byte{'\n'}, data...)
+		}
+	}
+	if _, err := file.Write(data); err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return file.Sync()
+}
+
+// ReadPart returns at most n bytes, and no more than 16 MiB, of a regular file from an
+// offset on, and the size of the file. A negative offset counts from the file's end.
+func (f *Folder) ReadPart(name string, offset, n int64) (part []byte, size int64, err error) {
+	file, err := f.open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	if size = info.Size(); offset < 0 {
+		offset = max(0, size+offset)
+	}
+	part = make([]byte, max(0, min(n, maxFile, size-offset)))
+	got, err := file.ReadAt(part, offset)
+	if err != nil && err != io.EOF {
+		return nil, 0, fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return part[:got], size, nil
+}
