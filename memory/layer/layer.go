@@ -45,7 +45,7 @@ type Layers struct {
 
 // Searcher finds what is in the files of a memory: a [search.Index].
 type Searcher interface {
-	Update(ctx context.Context, f *memory.Folder, progress func(done, total int)) error
+	Update(ctx context.Context, f *memory.Folder, progress search.Progress) error
 	Search(ctx context.Context, q search.Query) ([]search.Hit, error)
 }
 
@@ -64,9 +64,11 @@ func (l *Layers) untrusted(path string) string {
 	return clip(terminal.Escape(l.Trust(path)), 512)
 }
 
-// find updates the index and asks it.
+// find updates the index and asks it. One that has not all of a very large memory, or
+// words without their meaning, is asked too.
 func (l *Layers) find(ctx context.Context, q search.Query) ([]search.Hit, error) {
-	if err := l.Search.Update(ctx, l.Folder, nil); err != nil {
+	err := l.Search.Update(ctx, l.Folder, nil)
+	if err != nil && !errors.Is(err, memory.ErrTruncated) && !errors.Is(err, search.ErrEmbedding) {
 		return nil, err
 	}
 	return l.Search.Search(ctx, q)
