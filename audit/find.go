@@ -98,6 +98,7 @@ func search(ctx context.Context, s segment, id string, f func(n int, e *Event) b
 	defer file.Close()
 	wanted := []byte(`"uid":"` + id + `"`)
 	lines := file.dense()
+	defer lines.close()
 	seen := 0
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {

@@ -61,7 +61,7 @@ type Entry struct {
 	Number uint64 // the event's metadata.sequence
 	// JSON is the line as it is stored, without its newline: in the canonical form of
 	// RFC 8785, unless an older Sallyport or somebody else wrote it. It is valid until
-	// the next entry.
+	// the next entry, or the end of the loop.
 	JSON  []byte
 	Event *Event
 	// Offset is where the line begins in the file of its segment, in bytes: see [Picker].
@@ -205,7 +205,9 @@ func (r *reader) once(s segment, limit uint64, end bool) error {
 		}
 	}
 	r.next = next
-	_, err = r.lines(s, f.lines(offset), limit)
+	lines := f.lines(offset)
+	defer lines.close()
+	_, err = r.lines(s, lines, limit)
 	if r.ctx.Err() != nil {
 		return r.ctx.Err()
 	}
@@ -262,6 +264,7 @@ func (r *reader) segment(s segment) (segment, error) {
 	}
 	r.next = next
 	lines := f.lines(offset)
+	defer func() { lines.close() }()
 	r.half = half{all: r.half.all}
 	for {
 		if r.half.size, err = f.Size(); err != nil {
@@ -285,6 +288,7 @@ func (r *reader) segment(s segment) (segment, error) {
 			r.next = 0 // the writer took back what it could not make durable
 		}
 		f = again
+		lines.close()
 		lines = f.lines(offset)
 		if following, deleted, err = after(s); err != nil {
 			return segment{}, err
@@ -312,8 +316,11 @@ func seek(f *content, first, from uint64) (offset int64, number uint64, err erro
 		return 0, 0, err
 	}
 	low, high, number := int64(0), size, first
-	buf := make([]byte, seekLook)
+	var buf []byte
 	for high-low > seekSpan {
+		if buf == nil {
+			buf = make([]byte, seekLook)
+		}
 		middle := low + (high-low)/2
 		n, err := f.ReadAt(buf, middle)
 		if err != nil && !errors.Is(err, io.EOF) {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"sallyport/internal/durable"
@@ -55,6 +56,24 @@ func segments(dir string) ([]segment, error) {
 		return 1
 	})
 	return slices.Compact(all), nil // one that is being compressed may have two files
+}
+
+// Written is which file has the log's last events, and when it was written last. Both are
+// zero for a log without one.
+func Written(dir string) (file string, at time.Time, err error) {
+	all, err := segments(dir)
+	if err != nil || len(all) == 0 {
+		return "", time.Time{}, err
+	}
+	for _, path := range []string{all[len(all)-1].path(), all[len(all)-1].path() + zstSuffix} {
+		info, err := os.Stat(path)
+		if err == nil {
+			return info.Name(), info.ModTime(), nil
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return "", time.Time{}, err
+		}
+	}
+	return "", time.Time{}, nil // deleted since it was listed
 }
 
 // Settle returns when the disk has what is written of the log in dir by now.
@@ -161,14 +180,24 @@ func Remove(dir string, last uint64) error {
 	return durable.SyncDir(dir)
 }
 
-// lineReader reads lines of bounded length.
+// lineReader reads lines of bounded length. After close another one may have its buffer.
 type lineReader struct {
 	r      *bufio.Reader
 	offset int64 // of the next line
 }
 
+var lineBuffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, maxLine) }}
+
 func newLineReader(r io.Reader, offset int64) *lineReader {
-	return &lineReader{bufio.NewReaderSize(r, maxLine), offset}
+	b := lineBuffers.Get().(*bufio.Reader)
+	b.Reset(r)
+	return &lineReader{b, offset}
+}
+
+func (r *lineReader) close() {
+	r.r.Reset(nil)
+	lineBuffers.Put(r.r)
+	r.r = nil
 }
 
 // next returns a line without its newline, valid until the following call, and
@@ -231,6 +260,7 @@ func inspect(s segment) (survey, error) {
 	count, highest := uint64(0), s.first-1
 	// Offsets count up to the first hole, which no good line follows.
 	r := f.dense()
+	defer r.close()
 	for {
 		b, offset, n, err := r.next()
 		if err == io.EOF {

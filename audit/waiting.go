@@ -74,6 +74,7 @@ func (s segment) find(from uint64) (offset int64, number uint64, err error) {
 		return 0, 0, err
 	}
 	lines := f.lines(offset)
+	defer lines.close()
 	for {
 		line, at, _, err := lines.next()
 		if err == io.EOF {

@@ -22,8 +22,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -205,10 +203,11 @@ type follower struct {
 
 // look indexes what is new.
 func (f *follower) look(ctx context.Context) error {
-	now, err := newest(f.dir)
+	file, at, err := audit.Written(f.dir)
 	if err != nil {
 		return err
 	}
+	now := file + " " + at.Format(time.RFC3339Nano)
 	if now == f.seen {
 		if time.Since(f.since) > closeAfter {
 			f.close()
@@ -243,23 +242,4 @@ func (f *follower) close() {
 		_ = f.open.Close() // what it has is in the file, or will be indexed again
 		f.open, f.seen = nil, ""
 	}
-}
-
-// newest changes with the log: which file of events is the last one, and when it was
-// written.
-func newest(dir string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return "", err
-	}
-	for _, e := range slices.Backward(entries) {
-		if strings.HasSuffix(e.Name(), ".jsonl") {
-			info, err := e.Info()
-			if err != nil {
-				return "", err
-			}
-			return info.Name() + " " + info.ModTime().Format(time.RFC3339Nano), nil
-		}
-	}
-	return "", nil
 }

@@ -45,6 +45,8 @@ type Reconciler struct {
 	book    *book
 	teller  teller
 	next    uint64 // number of the event to read next
+	file    string // that has been read to its end, as it was written at written
+	written time.Time
 	last    time.Duration
 	worker  int
 	lost    uint64 // failures of the log, and events that it dropped
@@ -162,8 +164,16 @@ func (r *Reconciler) compare(ctx context.Context, now time.Duration) ([]Finding,
 	return found, nil
 }
 
-// read reads the log from where it was left to its end.
+// read reads the log from where it was left to its end, if something was written since.
 func (r *Reconciler) read(ctx context.Context) error {
+	begun := time.Now()
+	file, written, err := audit.Written(r.o.Dir)
+	if err != nil {
+		return err
+	}
+	if file == r.file && written.Equal(r.written) {
+		return nil
+	}
 	var damage *audit.DamageError // what else there is is read all the same
 	for e, err := range audit.Read(ctx, r.o.Dir, audit.Query{From: r.next}) {
 		if err != nil && !errors.As(err, &damage) {
@@ -179,6 +189,9 @@ func (r *Reconciler) read(ctx context.Context) error {
 	}
 	if damage != nil {
 		return damage
+	}
+	if begun.Sub(written) > every { // what is written later has another time
+		r.file, r.written = file, written
 	}
 	return nil
 }
