@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +28,7 @@ import (
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/workerapi"
+	"sallyport/internal/footprint"
 	"sallyport/internal/ipc"
 	"sallyport/internal/jail"
 	"sallyport/policy"
@@ -51,6 +51,7 @@ func (w *Worker) Serve() error { return w.peer.Serve() }
 
 // Enter moves the process into its jail and returns the worker, which serves nothing yet.
 func Enter() (*Worker, error) {
+	program := footprint.Find() // the jail has no /proc
 	if err := jail.Enter(); err != nil {
 		return nil, err
 	}
@@ -63,7 +64,9 @@ func Enter() (*Worker, error) {
 		return nil, err
 	}
 	Tune()
-	return newWorker(conn, state), nil
+	w := newWorker(conn, state)
+	w.program = program
+	return w, nil
 }
 
 // Worker is everything that runs in the process.
@@ -71,6 +74,7 @@ type Worker struct {
 	peer    *ipc.Peer
 	Methods map[ipc.Method]ipc.Handler
 	state   jail.State
+	program footprint.Program
 	logger  *slog.Logger
 	level   slog.LevelVar
 	metrics *prometheus.Registry
@@ -180,9 +184,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		}, func() float64 { return float64(w.engine.CacheHits()) }))
 	w.work.Go(func() { w.broker.run(w.ctx) })
 	w.work.Go(func() { w.engine.WatchExpiry(w.ctx) })
-	// Compiling a policy leaves more garbage than live memory, and the collector is
-	// tuned for requests. No request waits yet.
-	debug.FreeOSMemory()
+	w.work.Go(func() { w.program.Watch(w.ctx) })
 	return w.state, nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit/index"
 	"sallyport/internal/api"
+	"sallyport/internal/footprint"
 	"sallyport/internal/reconcile"
 	"sallyport/sandbox/client"
 )
@@ -98,9 +99,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}
-	// Reading and compiling a policy leaves twice of what then lives.
-	debug.FreeOSMemory()
 	g.Go(func() error { return d.watchdog(ctx) })
+	g.Go(func() error { footprint.Find().Watch(ctx); return nil })
 	d.notify(systemd.SdNotifyReady)
 	d.log.Info("sallyport is up", "version", d.version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
 	return nil
