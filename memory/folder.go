@@ -382,6 +382,10 @@ func (f *Folder) Rename(from, to string) error {
 		return fmt.Errorf("%q: %w", from, cause(err))
 	}
 	defer src.Close()
+	var st unix.Stat_t // before a folder is made for nothing
+	if err := unix.Fstatat(int(src.Fd()), path.Base(from), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("%q: %w", from, err)
+	}
 	dst, err := f.parent(to)
 	if err != nil {
 		return fmt.Errorf("%q: %w", to, cause(err))

@@ -107,6 +107,12 @@ func TestRemoveAndRename(t *testing.T) {
 			t.Errorf("Rename to %q succeeded", to)
 		}
 	}
+	if err := f.Rename("notes/none", "made/for/nothing"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("renaming what is not there: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "made")); err == nil {
+		t.Error("a folder was made for nothing")
+	}
 	if err := f.Rename("notes/a.md", "more/b.md"); err != nil {
 		t.Fatal(err)
 	}
@@ -235,5 +241,33 @@ func TestKilledWriter(t *testing.T) {
 		if len(got) > 0 && got[len(got)-1] != '\n' || !bytes.Contains(got, fmt.Appendf(nil, "%d %d\n", n, written)) {
 			t.Fatalf("after %d lines of %d: %q", written, n, got)
 		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	dir, _ := plant(t)
+	f := open(t, dir)
+	all, err := f.Names(".", 100)
+	if err != nil || len(all) < 5 {
+		t.Fatalf("%q, %v", all, err)
+	}
+	for most, want := range map[int]error{len(all) - 1: memory.ErrTruncated, len(all): nil, 0: memory.ErrTruncated} {
+		if got, err := f.Names(".", most); len(got) != most || !errors.Is(err, want) {
+			t.Errorf("at most %d: %d, %v", most, len(got), err)
+		}
+	}
+	for _, name := range []string{"outdir", "out", "pipe", "memories.md", "..", "none"} {
+		if got, err := f.Names(name, 100); err == nil {
+			t.Errorf("%s: %q", name, got)
+		}
+		if _, err := f.Readlink(name); (err == nil) != (name == "out" || name == "outdir") {
+			t.Errorf("the target of %s: %v", name, err)
+		}
+	}
+	if info, err := f.Lstat("out"); err != nil || info.Mode().Type() != fs.ModeSymlink {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, err := f.Lstat("outdir/secret"); err == nil {
+		t.Error("described what is outside")
 	}
 }

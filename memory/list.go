@@ -160,3 +160,30 @@ func (l *lister) entry(d *os.File, name, prefix string, depth int) error {
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
+
+// Lstat describes what has a name, a link too.
+func (f *Folder) Lstat(name string) (fs.FileInfo, error) {
+	info, err := f.root.Lstat(name)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return info, nil
+}
+
+// Names returns the names in a folder in no order. If there are more than most, it returns
+// the first that it met, and ErrTruncated.
+func (f *Folder) Names(name string, most int) ([]string, error) {
+	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(most + 1)
+	if len(names) > most {
+		return names[:most], ErrTruncated
+	}
+	if err != nil && err != io.EOF {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return names, nil
+}

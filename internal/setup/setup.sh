@@ -90,6 +90,7 @@ wanted() {
 		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 strace tcpdump tinyproxy-bin; do
 			installed "$package" || echo "$package"
 		done
+		command -v npm >/dev/null || echo npm # Node's own packages bring it
 		;;
 	esac
 	case $1 in
@@ -297,6 +298,25 @@ unpack_syslog() {
 	mv "$scratch/syslog" "$cache/syslog"
 }
 
+# The npm package that the memory tool is compared with, as its lock file has it.
+install_memory_tool() {
+	lock=$here/../../memory/tool/testdata
+	recipe=$(cat "$lock/package.json" "$lock/package-lock.json" | sha256sum | cut -c1-16)
+	out=$cache/memory-tool-$recipe
+	if [ -d "$out" ]; then
+		say "memory tool: $recipe is here"
+		return
+	fi
+	say "memory tool: installing the npm package that ours is compared with"
+	mkdir "$scratch/memory-tool"
+	cp "$lock/package.json" "$lock/package-lock.json" "$scratch/memory-tool"
+	(cd "$scratch/memory-tool" && npm ci --ignore-scripts --no-audit --no-fund >"$scratch/npm.log" 2>&1) || {
+		tail -n 20 "$scratch/npm.log" >&2
+		die "cannot install the npm package: mend what npm says above and run this again"
+	}
+	mv "$scratch/memory-tool" "$out"
+}
+
 # What an interrupted run could not take away itself, as when it was killed.
 sweep() {
 	for old in "$cache"/.setup.*; do
@@ -344,6 +364,7 @@ if [ "$1" != generate ]; then
 fi
 if [ "$1" = test ]; then
 	unpack_syslog
+	install_memory_tool
 	wait "$images" || exit 1 # it has said why
 	build_engine
 	wait "$vault" || {
