@@ -184,3 +184,35 @@ func TestFlowAgain(t *testing.T) {
 		server.Close()
 	}
 }
+
+// The daemon's probes of a woken sandbox's connections have numbers of no connection, and
+// change no count.
+func TestProbesAreNotCounted(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener := listening(t, d)
+	c, err := l.alice.dial("", "198.51.100.2:443")
+	must(t, err)
+	defer c.Close()
+	server, err := listener.Accept()
+	must(t, err)
+	defer server.Close()
+	_, err = c.Write([]byte("four"))
+	must(t, err)
+	_, err = io.ReadFull(server, make([]byte, 4))
+	must(t, err)
+	eventually(t, "what was sent is counted", func() bool { return only(t, d).Sent == 4 })
+	before := only(t, d)
+	far, near := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort("198.51.100.2:443")
+	for range 20 {
+		must(t, ProbeFlows([]sandbox.Flow{{Sandbox: far, Peer: near}}))
+	}
+	_, err = server.Write([]byte("answer"))
+	must(t, err)
+	_, err = io.ReadFull(c, make([]byte, 6))
+	must(t, err)
+	if f := only(t, d); f.Sent != before.Sent || f.Got != 6 || f.Packets == 0 {
+		t.Errorf("got %+v after probes, %+v before", f, before)
+	}
+}

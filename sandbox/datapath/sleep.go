@@ -39,6 +39,9 @@ func Flows(a netip.Addr) ([]sandbox.Flow, error) {
 	return list, nil
 }
 
+// probePriority is PROBE_PRIORITY of bpf/flow.h.
+const probePriority = 0x5350
+
 // ProbeFlows makes a woken sandbox find out which of its connections are gone on the host.
 // It sends the sandbox a segment outside of any window on each; the sandbox answers with
 // its position (RFC 9293, 3.10.7.4). A socket takes note of the answer; without a socket,
@@ -54,7 +57,11 @@ func ProbeFlows(flows []sandbox.Flow) error {
 		return fmt.Errorf("rousing connections: %w", err)
 	}
 	defer unix.Close(fd)
-	if err := mark(fd); err != nil {
+	err = mark(fd)
+	if err == nil { // so that no probe counts as a connection's segment
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, probePriority)
+	}
+	if err != nil {
 		return fmt.Errorf("rousing connections: %w", err)
 	}
 	var errs []error

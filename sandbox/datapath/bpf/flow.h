@@ -10,6 +10,10 @@
 
 #include "state.h"
 
+// PROBE_PRIORITY is the priority of the socket that sends probes (SO_PRIORITY, socket(7)).
+// Above 6 it takes CAP_NET_ADMIN, which the gateway's worker does not have.
+#define PROBE_PRIORITY 0x5350
+
 struct flow {
 	__be32 sandbox, dialled;
 	__be16 from, to; // ports, of the sandbox and of what it has dialled

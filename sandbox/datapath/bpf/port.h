@@ -143,10 +143,13 @@ static __always_inline int from_daemon(struct __sk_buff *skb, const struct frame
 
 // note counts a segment of a connection that the sandbox has opened. A sandbox can
 // answer the daemon's SYN with its own, and the daemon's socket that with both flags.
-static __always_inline void note(const struct frame *f, __u32 generation)
+// A probe's numbers are no connection's.
+static __always_inline void note(const struct __sk_buff *skb, const struct frame *f, __u32 generation)
 {
 	struct opening key = {.generation = generation, .from = f->sport, .to = f->dport};
 
+	if (skb->priority == PROBE_PRIORITY)
+		return;
 	if (!(f->flags & TCP_SYN))
 		follow_flow(f);
 	else if (!f->opens && !bpf_map_lookup_elem(&opened, &key))
@@ -179,7 +182,7 @@ int port_out(struct __sk_buff *skb)
 	if (!skb->ingress_ifindex && f.ethertype != ETH_P_ARP && !from_daemon(skb, &f, generation, reason))
 		return refuse(skb, generation, HOST_PROCESS);
 	if (f.proto == IPPROTO_TCP && !reason)
-		note(&f, generation);
+		note(skb, &f, generation);
 	count(skb, DELIVERED);
 	return TCX_NEXT;
 }
