@@ -138,6 +138,9 @@ func TestFaults(t *testing.T) {
 		{"failed sync", func(d *disk) { d.sync = syscall.EIO }, syscall.EIO},
 		{"failed sync that loses data", func(d *disk) { d.sync, d.lose = syscall.EIO, true }, syscall.EIO},
 		{"failed sync and truncate", func(d *disk) { d.sync, d.lose, d.truncate = syscall.EIO, true, syscall.EIO }, syscall.EIO},
+		{"read-only", func(d *disk) {
+			d.open, d.write, d.sync, d.truncate = syscall.EROFS, syscall.EROFS, syscall.EROFS, syscall.EROFS
+		}, syscall.EROFS},
 		{"failed sync, then no new file", func(d *disk) { d.sync, d.open = syscall.EIO, syscall.ENOSPC }, syscall.EIO},
 	}
 	for _, tt := range tests {

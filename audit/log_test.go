@@ -20,10 +20,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("AUDIT_TEST_CHILD"); dir != "" {
-		appendUntilKilled(dir)
-		return
-	}
 	if dir := os.Getenv("AUDIT_TEST_COMPRESS"); dir != "" {
 		compressOnce(dir)
 		return

@@ -80,6 +80,66 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// TestReadOnly has the kernel find an error of a real file system, which is read-only from
+// then on. The log refuses at once, and goes on by itself when the file system is mounted
+// anew.
+func TestReadOnly(t *testing.T) {
+	testnet.Privileged(t)
+	image, dir := ext4(t), t.TempDir()
+	mount := func() (device string) {
+		t.Helper()
+		out, err := exec.Command("losetup", "--find", "--show", image).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		device = strings.TrimSpace(string(out))
+		if err := unix.Mount(device, dir, "ext4", 0, "errors=remount-ro"); err != nil {
+			t.Fatal(err)
+		}
+		// It goes when nothing uses it any more.
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return filepath.Base(device)
+	}
+	device := mount()
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	trail := filepath.Join(dir, "audit")
+	l, err := audit.Open(trail, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	appendAll(t, l, "a", "b")
+	if err := os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("error"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if err := l.Append(t.Context(), event("refused")); !errors.Is(err, audit.ErrUnwritable) || i == 0 && !errors.Is(err, syscall.EROFS) {
+			t.Fatalf("Append = %v, want ErrUnwritable for %v", err, syscall.EROFS)
+		}
+	}
+	if got := messages(readAll(t, trail)); got != "a b" {
+		t.Errorf("messages = %q", got)
+	}
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	mount()
+	appendAll(t, l, "c")
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	got := readAll(t, trail)
+	if len(got) != 4 || got[2].Unmapped.Sallyport.State != "audit-refused" || got[2].Count != 3 || got[3].Message != "c" {
+		t.Errorf("messages = %q", messages(got))
+	}
+}
+
 // TestKernelSaysEIO has the kernel fail data syncs of a real process: what the
 // log then holds is exactly what it acknowledged.
 func TestKernelSaysEIO(t *testing.T) {

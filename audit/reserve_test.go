@@ -35,6 +35,22 @@ func fillDisk(t *testing.T, path string) {
 	}
 }
 
+// ext4 makes a file system of 16 MB in a file.
+func ext4(t *testing.T) (image string) {
+	t.Helper()
+	image = filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-m", "0", image).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return image
+}
+
 // With no byte left on the disk, whoever took it, ends of sandboxes are recorded, beyond
 // the size of a segment too, and what is denied, as long as that leaves room for ends.
 func TestRoomOnAFullDisk(t *testing.T) {
@@ -44,17 +60,7 @@ func TestRoomOnAFullDisk(t *testing.T) {
 			dir := t.TempDir()
 			mount := []string{"mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", dir}
 			if kind == "ext4" {
-				image := filepath.Join(t.TempDir(), "image")
-				if err := os.WriteFile(image, nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.Truncate(image, 16<<20); err != nil {
-					t.Fatal(err)
-				}
-				if out, err := exec.Command("mkfs.ext4", "-q", "-m", "0", image).CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
-				mount = []string{"mount", "-o", "loop", image, dir}
+				mount = []string{"mount", "-o", "loop", ext4(t), dir}
 			}
 			if out, err := exec.Command(mount[0], mount[1:]...).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)

@@ -1,12 +1,9 @@
 package tree_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,84 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/audit"
 	"sallyport/audit/tree"
 )
-
-// sealUntilKilled is the child of TestKill.
-func sealUntilKilled(root string) {
-	s, err := reopen(root, tree.Options{Records: 64, Every: 3 * time.Millisecond, Poll: time.Millisecond})
-	if err != nil {
-		fmt.Println("open:", err)
-		os.Exit(1)
-	}
-	go func() {
-		for {
-			e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
-			if err := s.log.Append(context.Background(), e); err != nil {
-				fmt.Println("append:", err)
-				os.Exit(1)
-			}
-			time.Sleep(100 * time.Microsecond)
-		}
-	}()
-	go s.Run(context.Background())
-	for s.Status().Covered == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	fmt.Println("ready")
-	select {}
-}
-
-// TestKill kills a Sealer, with its log, at arbitrary moments: what is left verifies each
-// time, and goes on.
-func TestKill(t *testing.T) {
-	root := tempDir(t)
-	dir := filepath.Join(root, "data", "audit")
-	checkpoints := uint64(0)
-	for round := range 25 {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "TREE_TEST_CHILD="+root)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		timer := time.NewTimer(time.Duration(rand.IntN(100)) * time.Millisecond)
-		if round%3 > 0 { // else while it begins
-			if line, _ := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-				t.Fatalf("the child said %q", line)
-			}
-			timer.Reset(time.Duration(rand.IntN(100)) * time.Millisecond)
-		}
-		<-timer.C
-		cmd.Process.Kill()
-		cmd.Wait()
-		key, err := tree.ReadKey(dir)
-		if err != nil {
-			continue // it was killed before it had made one
-		}
-		r, err := tree.VerifyLog(t.Context(), dir, key, nil)
-		if err != nil || len(r.Findings) > 0 {
-			t.Fatalf("round %d: %v %v", round, r, err)
-		}
-		checkpoints = r.Checkpoints
-	}
-	s := open(t, root)
-	s.exchanges(t, 1)
-	s.end(t)
-	r := s.verify(t)
-	if len(r.Findings) > 0 || len(r.Ranges) != 1 || r.Ranges[0].Anchor != tree.ByCheckpoint || r.Ranges[0].Last != r.Records {
-		t.Errorf("at the end: %s", r)
-	}
-	if checkpoints < 20 {
-		t.Errorf("only %d checkpoints: the children hardly ran", checkpoints)
-	}
-	t.Logf("%d records, %d checkpoints over 25 kills", r.Records, checkpoints)
-}
 
 // until waits for something that a Sealer does.
 func until(t *testing.T, what string, ok func() bool) {

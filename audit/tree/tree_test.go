@@ -20,7 +20,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("TREE_TEST_CHILD"); dir != "" {
-		sealUntilKilled(dir)
+		if err := appendAndSeal(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
 }
