@@ -18,6 +18,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"sallyport/audit"
+	"sallyport/audit/tree"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
@@ -107,7 +108,9 @@ type house struct {
 	authority *ca.Authority
 	clients   *access.Clients
 	broker    *credential.Broker
+	key       *seal.Key
 	audit     string // folder
+	own       uint64 // events about the log itself
 	listener  *net.TCPListener
 	urls      string // of the proxy, with each client's token
 	logger    *slog.Logger
@@ -124,11 +127,10 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return nil, err
 	}
-	key, err := seal.Open(filepath.Join(o.dir, o.role+".key"), data)
-	if err != nil {
+	if h.key, err = seal.Open(filepath.Join(o.dir, o.role+".key"), data); err != nil {
 		return nil, err
 	}
-	if h.authority, err = ca.Open(ca.Options{Dir: filepath.Join(data, "ca"), Sealer: key, Logger: h.logger}); err != nil {
+	if h.authority, err = ca.Open(ca.Options{Dir: filepath.Join(data, "ca"), Sealer: h.key, Logger: h.logger}); err != nil {
 		return nil, err
 	}
 	h.audit = filepath.Join(data, "audit")
@@ -164,9 +166,29 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 	return h, nil
 }
 
+// ownLog is the audit log as the Sealer has it, which counts what it appends.
+type ownLog struct {
+	tree.Log
+	appended *uint64
+}
+
+func (l ownLog) Append(ctx context.Context, events ...*audit.Event) error {
+	*l.appended += uint64(len(events))
+	return l.Log.Append(ctx, events...)
+}
+
+// seal keeps the tree of the audit log, as the daemon does. stop, after ctx is done, signs
+// the last checkpoint.
+func (h *house) seal(ctx context.Context, log tree.Log, seen func(*audit.Event), settled func()) (stop func() error) {
+	s := tree.NewSealer(tree.Options{Dir: h.audit, Log: ownLog{log, &h.own}, Key: h.key, Logger: h.logger, Seen: seen, Settled: settled})
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	return func() error { return errors.Join(<-ended, s.Close()) }
+}
+
 // report says what the gateway has done, which then is over.
 func (h *house) report(counted audit.Stats, metrics prometheus.Gatherer) (err error) {
-	s := stats{Events: counted.Events, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
+	s := stats{Events: counted.Events - h.own, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
 	if err := s.count(metrics); err != nil {
 		return err
 	}
@@ -202,6 +224,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err := super.Start(ctx, rules(o), h.compiled.Revision()); err != nil {
 		return err
 	}
+	sealed := h.seal(ctx, trail, trail.Seen, trail.Settle)
 	fmt.Println(h.urls)
 	<-ctx.Done()
 	_ = h.listener.Close()
@@ -210,11 +233,17 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		return err
 	}
 	_ = super.Stop(5 * time.Second) // idle connections of the load may remain
-	if err := trail.Close(); err != nil {
+	trail.Flush()
+	if err := errors.Join(sealed(), trail.Close()); err != nil {
 		return err
 	}
 	return h.report(trail.Stats(), prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return families, nil }))
 }
+
+// plainLog is a log that this process writes.
+type plainLog struct{ *audit.Log }
+
+func (l plainLog) Durable() uint64 { return l.Begins() - 1 + l.Stats().Events }
 
 // unsplitRole is the same gateway in one process, for what the split costs. Its
 // profiles are those of a gateway.
@@ -252,6 +281,7 @@ func unsplitRole(ctx context.Context, o options) (err error) {
 		}
 		defer func() { err = errors.Join(err, stop()) }()
 	}
+	sealed := h.seal(ctx, plainLog{records}, nil, nil)
 	fmt.Println(h.urls)
 	if err := g.ServeExplicit(ctx, h.listener); err != nil {
 		return err
@@ -259,7 +289,7 @@ func unsplitRole(ctx context.Context, o options) (err error) {
 	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_ = g.Shutdown(patience) // idle connections of the load may remain
-	if err := records.Close(); err != nil {
+	if err := errors.Join(sealed(), records.Close()); err != nil {
 		return err
 	}
 	return h.report(records.Stats(), registry)
