@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -15,7 +16,7 @@ import (
 	"sallyport/audit"
 )
 
-// BenchmarkExchange is the gateway under the load of make bench: 16 connections
+// BenchmarkExchange is the gateway under the load of make bench: some connections
 // each have a request decided on and that made durable, carry it and write down
 // what became of it, one after the other. It reports CPU time of the process
 // without what carrying took, and beside it what is left of that when there is
@@ -25,21 +26,21 @@ func BenchmarkExchange(b *testing.B) {
 		name string
 		do   func() (used time.Duration) // CPU time
 	}{{"idle", idle}, {"busy", busy}} {
-		b.Run(carry.name+"/none", func(b *testing.B) { benchExchange(b, carry.do, nil) })
-		b.Run(carry.name+"/log", func(b *testing.B) {
-			l, err := audit.Open(b.TempDir(), audit.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer l.Close()
-			benchExchange(b, carry.do, l)
-		})
+		b.Run(carry.name+"/none", func(b *testing.B) { benchExchange(b, carry.do, 16, nil) })
+		for _, connections := range []int{1, 16, 64, 128} {
+			b.Run(fmt.Sprintf("%s/log-%d", carry.name, connections), func(b *testing.B) {
+				l, err := audit.Open(b.TempDir(), audit.Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer l.Close()
+				benchExchange(b, carry.do, connections, l)
+			})
+		}
 	}
 }
 
-const connections = 16
-
-func benchExchange(b *testing.B, carry func() time.Duration, l *audit.Log) {
+func benchExchange(b *testing.B, carry func() time.Duration, connections int, l *audit.Log) {
 	var before audit.Stats
 	if l != nil {
 		for range 100 { // past the size from which on there are zeros ahead

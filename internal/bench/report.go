@@ -83,7 +83,7 @@ func (*comparison) intro() string {
 The same requests go through goproxy, as its documentation sets it up, and through Sallyport, in one run and in turn:
 explicit proxy, kept-alive connections, TLS on both legs, 1 KB of JSON, one header injected. Sallyport also decides on
 each request by its policy (no answer is kept), has the decision on disk (fdatasync) before anything leaves, scrubs the
-response and writes a second event when it has ended. Upstream, load and the proxies are a process each, on loopback;
+response, writes a second event when it has ended and keeps the log's tree. Upstream, load and the proxies are a process each, on loopback;
 sallyport is two, as the daemon runs it: the gateway without privileges, and what it asks for each credential. "unsplit"
 is the same gateway in one process: the ratio is what the split costs. "kept" is sallyport with answers of the policy kept
 for the same input, which is the default.
