@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // grown makes a log that has zeros ahead of what is written, and does not close it.
@@ -47,13 +48,9 @@ func TestZerosAhead(t *testing.T) {
 	t.Run("go when the log is closed", func(t *testing.T) {
 		dir := t.TempDir()
 		l, path, n := grown(t, dir)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Close())
 		raw, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if bytes.IndexByte(raw, 0) >= 0 || bytes.Count(raw, []byte("\n")) != n {
 			t.Errorf("%d bytes, %d lines, want %d lines and no zeros", len(raw), bytes.Count(raw, []byte("\n")), n)
 		}
@@ -62,12 +59,8 @@ func TestZerosAhead(t *testing.T) {
 		dir, crashed := t.TempDir(), t.TempDir()
 		_, path, n := grown(t, dir)
 		raw, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(crashed, filepath.Base(path)), raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, os.WriteFile(filepath.Join(crashed, filepath.Base(path)), raw, 0o600))
 		appendAll(t, open(t, crashed, audit.Options{}), "next")
 		if got := len(readAll(t, crashed)); got != n+1 {
 			t.Errorf("%d events, want %d", got, n+1)
@@ -111,15 +104,11 @@ func TestHalfLine(t *testing.T) {
 	l.Close()
 	path := filepath.Join(dir, "00000000000000000001.jsonl")
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	half := bytes.Clone(raw)
 	last := bytes.LastIndexByte(raw[:len(raw)-1], '\n') + 1
 	clear(half[last+10 : last+50])
-	if err := os.WriteFile(path, half, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, half, 0o600))
 	var damage *audit.DamageError
 	for _, err := range audit.Read(t.Context(), dir, audit.Query{}) {
 		if err != nil && !errors.As(err, &damage) {
@@ -134,9 +123,7 @@ func TestHalfLine(t *testing.T) {
 	defer cancel()
 	var got []audit.Event
 	for e, err := range audit.Read(ctx, dir, audit.Query{Follow: true}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got = append(got, *e); len(got) == 2 {
 			time.AfterFunc(50*time.Millisecond, func() { os.WriteFile(path, raw, 0o600) })
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 func sample() *audit.Event {
@@ -40,9 +41,7 @@ func BenchmarkEncode(b *testing.B) {
 // own event to be durable.
 func BenchmarkAppend(b *testing.B) {
 	l, err := audit.Open(b.TempDir(), audit.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer l.Close()
 	e := sample()
 	b.ReportAllocs()

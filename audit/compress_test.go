@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // long is a log of events in several segments of several frames each.
@@ -26,9 +27,7 @@ func long(t testing.TB, events int) string {
 	t.Helper()
 	dir := t.TempDir()
 	l, err := audit.Open(dir, audit.Options{SegmentSize: 400_000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	for from := 0; from < events; from += 50 {
 		var group []*audit.Event
@@ -37,9 +36,7 @@ func long(t testing.TB, events int) string {
 			e.Detail = strings.Repeat("x", rand.IntN(900))
 			group = append(group, e)
 		}
-		if err := l.Append(context.Background(), group...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(context.Background(), group...))
 	}
 	return dir
 }
@@ -48,16 +45,12 @@ func long(t testing.TB, events int) string {
 func compressAll(t testing.TB, dir string) (n int) {
 	t.Helper()
 	all, err := audit.Segments(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, s := range all {
 		if s.Last == 0 {
 			continue
 		}
-		if err := audit.Compress(context.Background(), dir, s.First); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, audit.Compress(context.Background(), dir, s.First))
 		n++
 	}
 	return n
@@ -69,25 +62,17 @@ func TestCompress(t *testing.T) {
 	dir := long(t, events)
 	var before []audit.Entry
 	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		e.JSON = bytes.Clone(e.JSON)
 		before = append(before, e)
 	}
 	plain, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	first, err := os.ReadFile(plain[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sum, err := audit.Sum(t.Context(), dir, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	picker, err := audit.OpenPicker(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer picker.Close()
 
 	if n := compressAll(t, dir); n < 3 || compressAll(t, dir) != n {
@@ -139,14 +124,10 @@ func TestCompress(t *testing.T) {
 	}
 	// Any decompressor reads it.
 	z, err := os.Open(left[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer z.Close()
 	d, err := zstd.NewReader(z)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	if got, err := io.ReadAll(d); err != nil || !bytes.Equal(got, first) {
 		t.Errorf("%d bytes of %d, %v", len(got), len(first), err)
@@ -162,13 +143,9 @@ func TestOpenBehindCompressed(t *testing.T) {
 	dir := long(t, 2000)
 	compressAll(t, dir)
 	all, err := audit.Segments(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	last := all[len(all)-1]
-	if err := os.Remove(fmt.Sprintf("%s/%020d.jsonl", dir, last.First)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(fmt.Sprintf("%s/%020d.jsonl", dir, last.First)))
 	l := open(t, dir, audit.Options{})
 	appendAll(t, l, "after")
 	if got := collect(t, dir, audit.Query{From: last.First - 1}); got != fmt.Sprint(last.First-2, " after") {
@@ -201,9 +178,7 @@ func TestCompressKilled(t *testing.T) {
 	for _, call := range []string{"openat", "write", "fsync", "renameat", "unlinkat"} {
 		for n, killed := 1, true; killed; n++ {
 			dir := t.TempDir()
-			if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.CopyFS(dir, os.DirFS(whole)))
 			args := []string{"-f", "-o", "/dev/null", "-e", "trace=" + call, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, n), "-P", dir}
 			for _, form := range []string{"", ".zst", ".zst.tmp"} {
 				args = append(args, "-P", filepath.Join(dir, "00000000000000000001.jsonl"+form))
@@ -218,9 +193,7 @@ func TestCompressKilled(t *testing.T) {
 			if got := collect(t, dir, audit.Query{}); got != want {
 				t.Fatalf("killed at %s %d: another log", call, n)
 			}
-			if err := audit.Compress(t.Context(), dir, 1); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, audit.Compress(t.Context(), dir, 1))
 			files, _ := filepath.Glob(filepath.Join(dir, "00000000000000000001*"))
 			if got := collect(t, dir, audit.Query{}); got != want || len(files) != 1 || !strings.HasSuffix(files[0], ".zst") {
 				t.Fatalf("killed at %s %d, and again: %v", call, n, files)
@@ -243,9 +216,7 @@ func TestReadWhileKept(t *testing.T) {
 	const events = 3000
 	dir := long(t, events)
 	all, err := audit.Segments(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var readers sync.WaitGroup
 	stop := make(chan struct{})
 	for range 3 {
@@ -278,9 +249,7 @@ func TestReadWhileKept(t *testing.T) {
 	}
 	compressAll(t, dir)
 	for _, s := range all[:len(all)-1] {
-		if err := audit.Remove(dir, s.Last); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, audit.Remove(dir, s.Last))
 	}
 	close(stop)
 	readers.Wait()
@@ -289,9 +258,7 @@ func TestReadWhileKept(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 	// Neither the last one nor one before which others stay is deleted.
-	if err := audit.Remove(dir, events+10); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, audit.Remove(dir, events+10))
 	if got := collect(t, dir, audit.Query{Last: 1}); got != fmt.Sprint(events-1) {
 		t.Error(got)
 	}
@@ -305,9 +272,7 @@ func TestCompressedDamage(t *testing.T) {
 	want := strings.Fields(collect(t, dir, audit.Query{}))
 	path := filepath.Join(dir, "00000000000000000001.jsonl.zst")
 	right, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	told := 0
 	for i := range right {
 		if i > 40 && i < len(right)-60 && i%97 != 0 { // each of a frame's head, of the table, and some
@@ -315,9 +280,7 @@ func TestCompressedDamage(t *testing.T) {
 		}
 		wrong := bytes.Clone(right)
 		wrong[i] ^= 1 << (i % 8)
-		if err := os.WriteFile(path, wrong, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, wrong, 0o600))
 		got := strings.Fields(collect(t, dir, audit.Query{}))
 		if slices.Equal(got, want) {
 			continue
@@ -331,9 +294,7 @@ func TestCompressedDamage(t *testing.T) {
 		t.Errorf("%d changes were told", told)
 	}
 	for _, wrong := range [][]byte{nil, right[:9], right[:len(right)/2], append(bytes.Clone(right), 0)} {
-		if err := os.WriteFile(path, wrong, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, wrong, 0o600))
 		if got := strings.Fields(collect(t, dir, audit.Query{})); got[0] != "!" || got[len(got)-1] != want[len(want)-1] {
 			t.Errorf("%d bytes of it: %.40v", len(wrong), got)
 		}
@@ -345,17 +306,13 @@ func FuzzCompressed(f *testing.F) {
 	dir := long(f, 600)
 	compressAll(f, dir)
 	good, err := os.ReadFile(filepath.Join(dir, "00000000000000000001.jsonl.zst"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	f.Add(good)
 	f.Add(good[len(good)-60:])
 	f.Add([]byte{0x5E, 0x2A, 0x4D, 0x18, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0xB1, 0xEA, 0x92, 0x8F})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "00000000000000000001.jsonl.zst"), raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, "00000000000000000001.jsonl.zst"), raw, 0o600))
 		l := open(t, dir, audit.Options{})
 		appendAll(t, l, "after")
 		last := ""

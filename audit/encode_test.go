@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // reference is an event as encoding/json writes it, in the canonical form.
@@ -18,13 +19,9 @@ func reference(t *testing.T, e audit.Event) string {
 	t.Helper()
 	e.Metadata.Sequence = 0
 	b, err := json.Marshal(&e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	v := jsontext.Value(b)
-	if err := v.Canonicalize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, v.Canonicalize())
 	return string(v)
 }
 
@@ -184,9 +181,7 @@ func TestEqualNames(t *testing.T) {
 	e := event("tags")
 	e.Unmapped.Sallyport.Tags = map[string]string{"\xff": "1", "\xfe": "2"}
 	l, err := audit.Open(t.TempDir(), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	if err := l.Append(t.Context(), e); err == nil {
 		t.Error("they are recorded")

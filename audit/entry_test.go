@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // TestEntries: an entry is its line, byte by byte, and what Read makes of it.
@@ -20,24 +21,18 @@ func TestEntries(t *testing.T) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	for _, f := range files {
 		b, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		lines = append(lines, bytes.TrimRight(b, "\x00")...)
 	}
 	var events []*audit.Event
 	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		events = append(events, e)
 	}
 	var got []byte
 	n := 0
 	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got = append(append(got, e.JSON...), '\n')
 		if e.Number != uint64(n+1) {
 			t.Errorf("entry %d has the number %d", n+1, e.Number)
@@ -59,14 +54,10 @@ func TestEntriesOfAnOlderLog(t *testing.T) {
 	const old = `{"metadata":{"version":"1.5.0","uid":"a","sequence":1},"time":1,"category_uid":4,"class_uid":4001}`
 	const unread = `{"metadata":{"version":"1.5.0","uid":"b","sequence":2},"time":"x"}`
 	err := os.WriteFile(filepath.Join(dir, "00000000000000000001.jsonl"), []byte(old+"\n"+unread+"\n"), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := open(t, dir, audit.Options{})
 	e := event("new")
-	if err := l.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Append(t.Context(), e))
 	var got []string
 	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
 		var damage *audit.DamageError

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/stories"
 )
 
@@ -38,21 +39,15 @@ func TestGolden(t *testing.T) {
 			enc.SetIndent("", "  ")
 			enc.SetEscapeHTML(false)
 			for _, e := range events {
-				if err := enc.Encode(e); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, enc.Encode(e))
 			}
 			got.WriteString(audit.Line(record(events)) + "\n")
 			path := filepath.Join("testdata", name+".golden")
 			if *update {
-				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(path, got.Bytes(), 0o644))
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if diff := cmp.Diff(string(want), got.String()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 func TestExchange(t *testing.T) {
@@ -82,14 +83,10 @@ func TestLogLetsGo(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	seen := map[string]int{}
 	for r, err := range audit.Pair(t.Context(), dir, audit.Query{}, 0) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if r.Decision == nil || r.Completion == nil || r.Decision.Message != r.Completion.Message ||
 			r.Decision.Rule.Name != r.Decision.Message || r.Completion.Rule.Name != r.Decision.Message {
 			t.Fatalf("a record of parts that do not belong together: %s", audit.Line(r))

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // disk opens real files whose operations fail as told.
@@ -115,9 +116,7 @@ func readAll(t *testing.T, dir string) []audit.Event {
 	t.Helper()
 	var all []audit.Event
 	for e, err := range audit.Read(context.Background(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, *e)
 	}
 	consecutive(t, all)
@@ -162,14 +161,10 @@ func TestFaults(t *testing.T) {
 						t.Fatalf("Append = %v, want ErrUnwritable for %v", err, tt.cause)
 					}
 				}
-				if err := l.Enqueue(event("queued")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, l.Enqueue(event("queued")))
 				d.set(func(d *disk) { d.faults = faults{} })
 				appendAll(t, l, "after")
-				if err := l.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, l.Close())
 				var got []string
 				for _, e := range readAll(t, dir) {
 					if e.Unmapped.Sallyport.State == "audit-refused" {
@@ -251,9 +246,9 @@ func TestRecoversByItself(t *testing.T) {
 	if refused != 4 {
 		t.Errorf("%d were refused, want 4", refused)
 	}
-	eventually(t, "a failure", func() bool { return l.Stats().Failures > 0 })
+	must.Soon(t, "a failure", func() bool { return l.Stats().Failures > 0 })
 	d.set(func(d *disk) { d.write = nil })
-	eventually(t, "the queue to be written", func() bool { return l.Stats().Events == 6 })
+	must.Soon(t, "the queue to be written", func() bool { return l.Stats().Events == 6 })
 	got := readAll(t, dir)
 	if got[0].Unmapped.Sallyport.State != "audit-dropped" || got[0].Count != 4 || messages(got[1:]) != "0 1 2 3 4" {
 		t.Errorf("got %q with count %d", messages(got), got[0].Count)
@@ -284,7 +279,7 @@ func TestQueueIsBoundedInBytes(t *testing.T) {
 		}
 		held += n
 		d.set(func(d *disk) { d.write = nil })
-		eventually(t, "the queue to be written", func() bool { return l.Stats().Events >= uint64(held) })
+		must.Soon(t, "the queue to be written", func() bool { return l.Stats().Events >= uint64(held) })
 		d.set(func(d *disk) { d.write = syscall.ENOSPC })
 	}
 }
@@ -293,9 +288,7 @@ func TestCloseSaysWhatIsLost(t *testing.T) {
 	d := new(disk)
 	l := open(t, t.TempDir(), audit.Options{}.WithFiles(d.Open))
 	d.set(func(d *disk) { d.sync = syscall.EIO })
-	if err := l.Enqueue(event("lost")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Enqueue(event("lost")))
 	if err := l.Close(); !errors.Is(err, audit.ErrUnwritable) || !strings.Contains(err.Error(), "1 queued") {
 		t.Errorf("Close = %v", err)
 	}
@@ -404,9 +397,7 @@ func TestGroupIsBounded(t *testing.T) {
 		go func() { got <- l.Append(context.Background(), event(strings.Repeat("x", 1000))) }()
 	}
 	for i := range n {
-		if err := l.Enqueue(event(fmt.Sprint("queued ", i))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Enqueue(event(fmt.Sprint("queued ", i))))
 	}
 	time.Sleep(50 * time.Millisecond) // for those who append to wait
 	d.set(func(d *disk) { d.hang = nil })
@@ -416,9 +407,7 @@ func TestGroupIsBounded(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	if got := len(readAll(t, dir)); got != 2*n {
 		t.Errorf("%d events, want %d", got, 2*n)
 	}

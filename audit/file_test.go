@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // TestFile does to a file what the log can do, at random, and compares it with what was
@@ -17,15 +18,11 @@ func TestFile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var want []byte
 	f, err := audit.OpenFile(path, os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range 300 {
 		switch n := random.IntN(20); n {
 		case 0:
-			if err := f.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.Close())
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
 				t.Fatalf("step %d: closed with %d bytes, want the %d that were written (%v)", i, len(got), len(want), err)
 			}
@@ -34,9 +31,7 @@ func TestFile(t *testing.T) {
 			}
 		case 1:
 			want = want[:len(want)-random.IntN(len(want)+1)]
-			if err := f.Truncate(int64(len(want))); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, f.Truncate(int64(len(want))))
 		default:
 			b := bytes.Repeat([]byte{byte('a' + i%26)}, []int{1, 100, 4096, 20_000}[n%4]+random.IntN(3000))
 			if got, err := f.Write(b); err != nil || got != len(b) {
@@ -44,18 +39,12 @@ func TestFile(t *testing.T) {
 			}
 			want = append(want, b...)
 		}
-		if err := f.Sync(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Sync())
 		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if !bytes.HasPrefix(got, want) || len(bytes.TrimRight(got[len(want):], "\x00")) > 0 {
 			t.Fatalf("step %d: the file is not the %d bytes that were written, and zeros", i, len(want))
 		}
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Close())
 }

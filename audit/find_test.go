@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // A decision is found by its id in whichever segment it is; its completion, which
@@ -14,21 +15,15 @@ import (
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
 	l, err := audit.Open(dir, audit.Options{SegmentSize: 4 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var ids, completions []string
 	for range 50 {
 		x := new(audit.Exchange)
 		d := decide(x)
 		ids = append(ids, d.ID())
-		if err := l.Append(t.Context(), d); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), d))
 		c := complete(x)
-		if err := l.Append(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), c))
 		completions = append(completions, c.ID())
 	}
 	for _, id := range []string{ids[0], ids[20], ids[49]} { // the last while the log is open
@@ -50,9 +45,7 @@ func TestFind(t *testing.T) {
 			t.Errorf("Has %s: got %v, %v", id, has, err)
 		}
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	for _, id := range []string{"", "nothing", `"`, "0192f0c1-0000-7000-8000-000000000001"} {
 		if e, err := audit.Find(t.Context(), dir, id); !errors.Is(err, audit.ErrNoDecision) {
 			t.Errorf("%q: got %v, %v", id, e, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // FuzzOpen: whatever a segment holds, Open succeeds, loses nothing of it, and
@@ -16,19 +17,13 @@ import (
 func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
 	l, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	for range 3 {
-		if err := l.Append(f.Context(), event("m")); err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, l.Append(f.Context(), event("m")))
 	}
 	l.Close()
 	good, err := os.ReadFile(filepath.Join(dir, "00000000000000000001.jsonl"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, err)
 	f.Add(good)
 	f.Add(good[:len(good)-9])
 	f.Add(append(bytes.Clone(good), 0, 0, 0))
@@ -38,22 +33,14 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "00000000000000000001.jsonl")
-		if err := os.WriteFile(path, raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, raw, 0o600))
 		l, err := audit.Open(dir, audit.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer l.Close()
 		e := event("after")
-		if err := l.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), e))
 		after, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var kept []byte
 		if aside, _ := filepath.Glob(path + ".torn-*"); len(aside) == 1 {
 			if kept, err = os.ReadFile(aside[0]); err != nil {
@@ -87,9 +74,7 @@ func FuzzOpen(f *testing.F) {
 func FuzzLine(f *testing.F) {
 	for _, events := range golden() {
 		raw, err := json.Marshal(record(events))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, err)
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

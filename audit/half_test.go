@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // A line with zeros may be one that is just being written, for which a reader waits. Lines
@@ -15,9 +16,7 @@ func TestManyHalfLines(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir, audit.Options{})
 	say(t, l, "one")
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	const n = 10_000 // waiting for each, it would take an hour
 	edit(t, filepath.Join(dir, fmt.Sprintf("%020d.jsonl", 1)), func(b []byte) []byte {
 		return append(b, bytes.Repeat([]byte("\x00\n"), n)...)

@@ -13,15 +13,14 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // said reads the messages of a log, and fails unless its numbers are 1, 2, …
 func said(t *testing.T, dir string) (messages []string) {
 	t.Helper()
 	for e, err := range audit.Read(context.Background(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		messages = append(messages, e.Message)
 		if e.Metadata.Sequence != uint64(len(messages)) {
 			t.Fatalf("event %d has number %d", len(messages), e.Metadata.Sequence)
@@ -34,9 +33,7 @@ func say(t *testing.T, l *audit.Log, message string) {
 	t.Helper()
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.LifecycleStart)
 	e.Message = message
-	if err := l.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Append(t.Context(), e))
 }
 
 // The log goes from hand to hand, over ends of segments, without a number
@@ -53,14 +50,10 @@ func TestHandOver(t *testing.T) {
 	}
 	for round := range 4 {
 		own, err := audit.Open(dir, audit.Options{SegmentSize: 8 << 10})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		write(own, "own", round*7) // none at first: nothing is there to be handed over
 		h, err := own.HandOver()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := own.Append(t.Context(), audit.New(audit.KindLifecycle, audit.ClassLifecycle, 3)); !errors.Is(err, audit.ErrClosed) {
 			t.Errorf("appending after the handover: %v", err)
 		}
@@ -70,13 +63,9 @@ func TestHandOver(t *testing.T) {
 		other, err := audit.Continue(h, audit.Options{SegmentSize: 8 << 10, Segment: func(first uint64) (*os.File, error) {
 			return audit.NewSegment(dir, first, 0)
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		write(other, "other", 30)
-		if err := errors.Join(other.Close(), own.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(other.Close(), own.Close()))
 	}
 	got := said(t, dir)
 	if len(got) != len(want) {
@@ -95,9 +84,7 @@ func TestNewSegment(t *testing.T) {
 	dir := t.TempDir()
 	for _, first := range []uint64{1, 9} {
 		f, err := audit.NewSegment(dir, first, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := f.WriteString("what it held\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -112,9 +99,7 @@ func TestNewSegment(t *testing.T) {
 	}
 	for range 3 {
 		f, err := audit.NewSegment(dir, 9, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = f.Close()
 	}
 	aside, err := filepath.Glob(filepath.Join(dir, "*9.jsonl.void-*"))
@@ -141,24 +126,16 @@ func TestFarNumber(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir, audit.Options{})
 	say(t, l, "one")
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	path := filepath.Join(dir, "00000000000000000001.jsonl")
 	line, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	far := strings.Replace(string(line), `"sequence":1`, fmt.Sprintf(`"sequence":%d`, uint64(1)<<62-1), 1)
-	if err := os.WriteFile(path, append(line, far...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, append(line, far...), 0o600))
 	for range 3 {
 		l := open(t, dir, audit.Options{})
 		say(t, l, "next")
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Close())
 	}
 	last := audit.Event{}
 	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
@@ -187,18 +164,14 @@ func TestHole(t *testing.T) {
 			dir := t.TempDir()
 			l := open(t, dir, audit.Options{})
 			say(t, l, "one")
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Close())
 			path := filepath.Join(dir, "00000000000000000001.jsonl")
 			const size = 64 << 30
 			if err := os.Truncate(path, size); err != nil {
 				t.Skip(err) // the file system has a bound
 			}
 			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, err := f.WriteAt([]byte(end), size); err != nil {
 				t.Fatal(err)
 			}
@@ -213,9 +186,7 @@ func TestHole(t *testing.T) {
 				t.Errorf("opening took %d MiB and %v", mib, took)
 			}
 			say(t, l, "two")
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Close())
 			if got := said(t, dir); len(got) != 2 || got[1] != "two" {
 				t.Errorf("the log has %q", got)
 			}

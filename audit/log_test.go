@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -30,9 +31,7 @@ func TestMain(m *testing.M) {
 func open(t *testing.T, dir string, opts audit.Options) *audit.Log {
 	t.Helper()
 	l, err := audit.Open(dir, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -47,9 +46,7 @@ func event(message string) *audit.Event {
 func appendAll(t *testing.T, l *audit.Log, messages ...string) {
 	t.Helper()
 	for _, m := range messages {
-		if err := l.Append(context.Background(), event(m)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(context.Background(), event(m)))
 	}
 }
 
@@ -57,15 +54,11 @@ func appendAll(t *testing.T, l *audit.Log, messages ...string) {
 func onDisk(t *testing.T, dir string) []audit.Event {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all []audit.Event
 	for _, f := range files {
 		raw, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		raw = bytes.TrimRight(raw, "\x00") // what the writer keeps ahead
 		for i, line := range bytes.Split(bytes.TrimSuffix(raw, []byte("\n")), []byte("\n")) {
 			if len(line) == 0 {
@@ -105,12 +98,8 @@ func TestAppend(t *testing.T) {
 	hostile := event("quote\" newline\n \"sequence\":7 \u2028 end")
 	batch := []*audit.Event{event("b"), event("c")}
 	appendAll(t, l, "a")
-	if err := l.Append(context.Background(), batch...); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Append(context.Background(), hostile); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Append(context.Background(), batch...))
+	must.OK(t, l.Append(context.Background(), hostile))
 	// No Close: what Append acknowledged is there.
 	got := onDisk(t, dir)
 	consecutive(t, got)
@@ -130,9 +119,7 @@ func TestAppend(t *testing.T) {
 	if s := l.Stats(); s.Events != 4 || s.Groups != 3 || s.Syncs != 3 || s.Failures != 0 {
 		t.Errorf("stats = %+v", s)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	if err := l.Append(context.Background(), event("late")); !errors.Is(err, audit.ErrClosed) {
 		t.Errorf("Append after Close: %v", err)
 	}
@@ -148,9 +135,7 @@ func TestRestartsAndSegments(t *testing.T) {
 		for j := range 10 {
 			appendAll(t, l, fmt.Sprintf("%d.%d", i, j))
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Close())
 	}
 	got := onDisk(t, dir)
 	consecutive(t, got)
@@ -205,24 +190,16 @@ func TestEnqueue(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir, audit.Options{Queue: 3})
 	for _, m := range []string{"a", "b"} {
-		if err := l.Enqueue(event(m)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Enqueue(event(m)))
 	}
 	appendAll(t, l, "c") // takes them along, in order
 	if got := messages(onDisk(t, dir)); got != "a b c" {
 		t.Errorf("after Append: %q", got)
 	}
-	if err := l.Enqueue(event("idle")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the queued event to be written", func() bool { return strings.HasSuffix(messages(onDisk(t, dir)), "idle") })
-	if err := l.Enqueue(event("last")); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Enqueue(event("idle")))
+	must.Soon(t, "the queued event to be written", func() bool { return strings.HasSuffix(messages(onDisk(t, dir)), "idle") })
+	must.OK(t, l.Enqueue(event("last")))
+	must.OK(t, l.Close())
 	got := onDisk(t, dir)
 	consecutive(t, got)
 	if messages(got) != "a b c idle last" {
@@ -238,9 +215,7 @@ func TestEnqueueWaitsForCompany(t *testing.T) {
 	start := time.Now()
 	for range n {
 		appendAll(t, l, "decision")
-		if err := l.Enqueue(event("completion")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Enqueue(event("completion")))
 		time.Sleep(time.Millisecond)
 	}
 	s, idle := l.Stats(), uint64(time.Since(start)/(50*time.Millisecond))
@@ -249,15 +224,6 @@ func TestEnqueueWaitsForCompany(t *testing.T) {
 	}
 	if most := n + idle + 1; s.Syncs > most {
 		t.Errorf("%d data syncs for %d appends, want no more than %d", s.Syncs, n, most)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
 	}
 }
 
@@ -285,13 +251,9 @@ func TestOneWriter(t *testing.T) {
 		t.Errorf("second Open: %v", err)
 	}
 	held, err := l.CopyLock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer held.Close()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	open(t, dir, audit.Options{})
 }
 
@@ -334,13 +296,9 @@ func TestOpenMends(t *testing.T) {
 			l.Close()
 			path := filepath.Join(dir, first)
 			raw, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			spoilt := tt.spoil(bytes.Clone(raw))
-			if err := os.WriteFile(path, spoilt, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path, spoilt, 0o600))
 			var said bytes.Buffer
 			l = open(t, dir, audit.Options{Logger: slog.New(slog.NewTextHandler(&said, nil))})
 			appendAll(t, l, "next")
@@ -353,9 +311,7 @@ func TestOpenMends(t *testing.T) {
 				t.Errorf("set aside: %v", aside)
 			}
 			after, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if tt.aside {
 				tail, _ := os.ReadFile(aside[0])
 				if kept := bytes.LastIndexByte(after[:len(after)-1], '\n') + 1; !bytes.Equal(append(after[:kept:kept], tail...), spoilt) {
@@ -375,9 +331,7 @@ func TestOpenMends(t *testing.T) {
 			}
 			var fresh []audit.Event
 			for e, err := range audit.Read(context.Background(), dir, audit.Query{From: 4}) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				fresh = append(fresh, *e)
 			}
 			if len(fresh) != 2 || fresh[0].Unmapped.Sallyport.State != "audit-damaged" || fresh[1].Message != "next" ||

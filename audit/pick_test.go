@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // Each event is picked by its number and its place, and by no other ones.
@@ -22,32 +23,24 @@ func TestPick(t *testing.T) {
 		if i == 7 {
 			e.Detail = strings.Repeat("long", 5000)
 		}
-		if err := l.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), e))
 	}
 	l.Close()
 	p, err := audit.OpenPicker(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.Close()
 	if p.First() != 1 {
 		t.Errorf("it begins with %d", p.First())
 	}
 	var all []audit.Entry
 	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		e.JSON = []byte(string(e.JSON))
 		all = append(all, e)
 	}
 	for _, e := range all {
 		got, err := p.Pick(e.Number, e.Offset)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if diff := cmp.Diff(e, got); diff != "" {
 			t.Error(diff)
 		}
@@ -61,9 +54,7 @@ func TestPick(t *testing.T) {
 	if err != nil || len(files) < 3 {
 		t.Fatalf("%v, %v", files, err)
 	}
-	if err := os.Remove(files[1]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(files[1]))
 	gone := all[len(all)-1]
 	for _, e := range all {
 		if strings.Contains(files[1], fmt.Sprintf("%020d", e.Number)) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // Whoever may rewrite the last segment cannot use numbers up: a line says one that is out
@@ -23,9 +24,7 @@ func TestNumberOutOfReach(t *testing.T) {
 			for range n {
 				all = append(all, event("usual"))
 			}
-			if err := l.Append(t.Context(), all...); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Append(t.Context(), all...))
 			l.Close()
 			edit(t, filepath.Join(dir, fmt.Sprintf("%020d.jsonl", 1)), func(b []byte) []byte {
 				lines := bytes.SplitAfter(b, []byte("\n"))
@@ -50,9 +49,7 @@ func TestNumberOutOfReach(t *testing.T) {
 			l = open(t, dir, audit.Options{})
 			defer l.Close()
 			e := event("after")
-			if err := l.Append(t.Context(), e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Append(t.Context(), e))
 			if e.Metadata.Sequence <= n || e.Metadata.Sequence > n+10 {
 				t.Errorf("the next event is number %d", e.Metadata.Sequence)
 			}

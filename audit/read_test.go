@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // collect reads what is there: messages in order, damage as "!".
@@ -71,9 +72,7 @@ func story(t *testing.T) (string, *audit.Log) {
 		case 6:
 			e.Unmapped.Sallyport.Kind = audit.KindLifecycle
 		}
-		if err := l.Append(context.Background(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(context.Background(), e))
 	}
 	if files, _ := filepath.Glob(filepath.Join(dir, "*.jsonl")); len(files) < 3 {
 		t.Fatalf("only %d segments", len(files))
@@ -169,9 +168,7 @@ func TestReadReportsDamage(t *testing.T) {
 			edit(t, files[0], func(b []byte) []byte { return b[:len(b)-10] })
 		}, "0 1 ! 3 4 5 6 7 8 9"},
 		{"an old segment is gone", func(t *testing.T, files []string) {
-			if err := os.Remove(files[1]); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(files[1]))
 		}, "0 1 2 ! 6 7 8 9"},
 		{"the live end is not finished", func(t *testing.T, files []string) {
 			edit(t, files[len(files)-1], func(b []byte) []byte { return append(b, `{"metadata":{"ver`...) })
@@ -201,9 +198,7 @@ func edit(t *testing.T, path string, f func([]byte) []byte) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, f(raw), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, f(raw), 0o600))
 }
 
 // follow reads in the background until the test ends.
@@ -273,9 +268,7 @@ func TestFollowBurst(t *testing.T) {
 	l := open(t, dir, audit.Options{SegmentSize: 3000})
 	out := follow(t, dir, audit.Query{})
 	for i := range 1000 {
-		if err := l.Append(t.Context(), event(fmt.Sprint(i))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), event(fmt.Sprint(i))))
 	}
 	for i := range 1000 {
 		expect(t, out, fmt.Sprint(i))
@@ -313,9 +306,7 @@ func TestReadWhileWritten(t *testing.T) {
 	for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
 		want, got := acknowledged.Load(), uint64(0)
 		for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got = e.Metadata.Sequence
 		}
 		if got < want {
@@ -335,12 +326,8 @@ func TestFollowCut(t *testing.T) {
 	expect(t, out, "a", "b", "cut")
 	path := filepath.Join(dir, "00000000000000000001.jsonl")
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, int64(bytes.LastIndexByte(raw[:len(raw)-1], '\n')+1)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.Truncate(path, int64(bytes.LastIndexByte(raw[:len(raw)-1], '\n')+1)))
 	time.Sleep(300 * time.Millisecond) // the reader looks ten times a second
 	l = open(t, dir, audit.Options{})
 	appendAll(t, l, "c", "d")

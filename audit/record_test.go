@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 func decision(message string) *audit.Event {
@@ -56,14 +57,10 @@ func TestPair(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			l := open(t, dir, audit.Options{})
-			if err := l.Append(t.Context(), tt.events...); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Append(t.Context(), tt.events...))
 			var got []string
 			for r, err := range audit.Pair(t.Context(), dir, audit.Query{}, 0) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				got = append(got, show(r))
 			}
 			if s := strings.Join(got, " "); s != tt.want {
@@ -92,9 +89,7 @@ func TestPairFollows(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 	add := func(e *audit.Event) {
 		t.Helper()
-		if err := l.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), e))
 	}
 	quick, slow := decision("quick"), decision("slow")
 	add(quick)
@@ -134,9 +129,7 @@ func TestPairIsBounded(t *testing.T) {
 	for i := range batch {
 		batch[i] = decision(fmt.Sprint(i))
 	}
-	if err := l.Append(t.Context(), batch...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Append(t.Context(), batch...))
 	i := 0
 	for r, err := range audit.Pair(t.Context(), dir, audit.Query{}, 0) {
 		if err != nil || show(r) != fmt.Sprint(i) {

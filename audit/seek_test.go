@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // To read from a number on, or the last event, costs no more where there is much before
@@ -25,9 +26,7 @@ func TestReadFromFarOn(t *testing.T) {
 		e.Detail = `"sequence":1 ` + strings.Repeat("x", rand.IntN(600))
 		group = append(group, e)
 	}
-	if err := l.Append(context.Background(), group...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Append(context.Background(), group...))
 	for range 50 {
 		from := 1 + rand.Uint64N(events)
 		want := fmt.Sprint(from - 1)

@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // Waiting agrees with what a reader of the files counts, wherever it begins.
 func TestWaiting(t *testing.T) {
 	dir := t.TempDir()
 	l, err := audit.Open(dir, audit.Options{SegmentSize: 300 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	if got, err := audit.Waiting(dir, 0, 7); err != nil || got[0] != (audit.Backlog{}) || got[1] != got[0] {
 		t.Fatalf("an empty log: %+v, %v", got, err)
@@ -28,9 +27,7 @@ func TestWaiting(t *testing.T) {
 			e.Message = strings.Repeat("x", 300)
 			events = append(events, e)
 		}
-		if err := l.Append(t.Context(), events...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), events...))
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "0*.jsonl"))
 	if err != nil || len(files) < 3 {
@@ -40,9 +37,7 @@ func TestWaiting(t *testing.T) {
 	at := int64(0)
 	for _, f := range files {
 		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for line := range strings.Lines(strings.TrimRight(string(text), "\x00")) {
 			at += int64(len(line))
 			ends = append(ends, at)
@@ -57,9 +52,7 @@ func TestWaiting(t *testing.T) {
 	}
 	after = append(after, 0, n-1, n, n+1)
 	got, err := audit.Waiting(dir, after...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, a := range after {
 		want := audit.Backlog{}
 		switch {
@@ -72,9 +65,7 @@ func TestWaiting(t *testing.T) {
 			t.Errorf("after %d: got %+v, want %+v", a, got[i], want)
 		}
 	}
-	if err := os.Remove(files[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(files[0]))
 	if got, err := audit.Waiting(dir, 0); err != nil || got[0].Records >= n || got[0].Bytes >= at {
 		t.Errorf("without the first file: %+v, %v", got, err)
 	}

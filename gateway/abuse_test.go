@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 )
 
 // request is the fields of a plain request.
@@ -171,9 +172,7 @@ func TestFloodOfHTTP2(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			before := runtime.NumGoroutine()
 			c, err := w.framed(w.steer, o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 			start := time.Now()
@@ -263,9 +262,7 @@ func TestHeaderThatNeverEnds(t *testing.T) {
 	w := newNetEnv(t, func(o *gateway.Options) { o.IdleTimeout = 300 * time.Millisecond })
 	o := w.origin("api.example.test", "h2", true)
 	c := w.frames(w.steer, o)
-	if err := c.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.headers(o.request("/")...)}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.headers(o.request("/")...)}))
 	start := time.Now()
 	_ = c.SetReadDeadline(start.Add(5 * time.Second))
 	if _, err := io.Copy(io.Discard, c); err != nil || time.Since(start) > 3*time.Second {
@@ -279,9 +276,7 @@ func TestStreamsWithoutAWindow(t *testing.T) {
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, &endless{left: 64 << 20}) })
 	c := w.frames(w.steer, o)
-	if err := c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
 	const streams = 50
 	const window = 1 << 20 // of an upstream's stream
 	grew := heap(func() {
@@ -313,9 +308,7 @@ func TestRequestsOfASandboxAreBounded(t *testing.T) {
 			c = second
 		}
 		id, err := c.open(true, o.request("/hang")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if c == first {
 			last = id
 		}
@@ -330,9 +323,7 @@ func TestRequestsOfASandboxAreBounded(t *testing.T) {
 	if a := w.frames(w.connect, o).ask(t, o.request("/")...); a.status != "200" {
 		t.Errorf("another sandbox's: %+v", a)
 	}
-	if err := first.WriteRSTStream(last, http2.ErrCodeCancel); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.WriteRSTStream(last, http2.ErrCodeCancel))
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if a = second.ask(t, o.request("/")...); a.status == "200" || time.Now().After(deadline) {
 			break
@@ -393,9 +384,7 @@ func TestShutdownEndsWhoComesLate(t *testing.T) {
 	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	raw, err := w.steer(t.Context(), "tcp", o.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	time.Sleep(50 * time.Millisecond) // until it has been accepted
 	ended := make(chan error, 1)
 	start := time.Now()
@@ -431,13 +420,9 @@ func TestShutdownSaysGoodbye(t *testing.T) {
 			})
 			busy, idle, elsewhere := w.frames(w.steer, o), w.frames(w.steer, o), w.frames(w.connect, o)
 			id, err := busy.open(true, o.request("/")...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			other, err := elsewhere.open(true, o.request("/")...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			await(t, arrived)
 			await(t, arrived)
 			limit := 10 * time.Second

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -135,9 +136,7 @@ func TestBodilessAnswers(t *testing.T) {
 					client := w.agent(version, true, w.steer, false)
 					for _, path := range []string{"/", "/again", "/early"} {
 						r, err := http.NewRequest(tt.method, o.url("https", path), nil)
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, err)
 						resp, err := client.Do(r)
 						if err != nil {
 							t.Errorf("%s to %s: %v", version, o.name, err)
@@ -191,9 +190,7 @@ func TestWebSocketsAreStrict(t *testing.T) {
 			strings.Replace(shake, "GET", "POST", 1) + key + "\r\n":                   400,
 		} {
 			c, err := m.steer(t.Context(), "tcp", m.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			fmt.Fprintf(c, request, m.address())
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || resp.StatusCode != want {
@@ -234,9 +231,7 @@ func TestWebSocketsAreStrict(t *testing.T) {
 		m.handle("/ws", upstream)
 		for name, raw := range bad {
 			s, _, err := m.upgrade(t, "/ws")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			good := frame(0x81, true, "good")
 			if _, err := s.Write(slices.Concat(good, raw, good)); err != nil {
 				t.Fatal(err)

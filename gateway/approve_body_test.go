@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -25,14 +26,10 @@ func TestApprovalBindsABodyThatIsJudged(t *testing.T) {
 			post := func(body string, status int) {
 				t.Helper()
 				r, err := http.NewRequestWithContext(t.Context(), "POST", j.origin.url("https", "/mcp"), strings.NewReader(body))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				r.Header.Set("Content-Type", "application/json")
 				resp, err := client.Do(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if said := text(t, resp); resp.StatusCode != status {
 					t.Errorf("%s: %d %s, want %d", body, resp.StatusCode, said, status)
 				}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -40,9 +41,7 @@ func TestHeldWebSocket(t *testing.T) {
 					s, resp, err := m.upgrade(t, "/ws")
 					<-answered
 					if approve {
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, err)
 						s.echoes(t, "hello")
 						s.Close()
 					} else if err == nil || resp == nil || resp.StatusCode != 403 {
@@ -192,9 +191,7 @@ func TestHeldConnection(t *testing.T) {
 						dial = w.connect
 					}
 					c, err := dial(t.Context(), "tcp", o.address())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					defer c.Close()
 					_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 					if first == "client" {

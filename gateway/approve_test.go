@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -42,9 +43,7 @@ func newOperatorStore(t *testing.T) *operatorStore {
 			}
 		}
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f.Store = s
 	return f
 }
@@ -241,9 +240,7 @@ func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 				sent = ""
 				r := m.request(t, "POST", "/", nil)
 				plain, err := url.PathUnescape(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				r.URL.Path, r.URL.RawPath = plain, path
 				done := m.send(r)
 				asked := f.waiting(t, 1)[0]

@@ -19,6 +19,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -108,9 +109,7 @@ func TestBodiesAreJudged(t *testing.T) {
 					body = io.MultiReader(body)
 				}
 				r, err := http.NewRequestWithContext(t.Context(), method, j.origin.url("https", path), body)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				for line := range strings.SplitSeq(header, "\n") {
 					name, value, _ := strings.Cut(line, ":")
 					if value = strings.TrimSpace(value); value != "" {
@@ -162,9 +161,7 @@ func TestJudgedBodyIsAskedFor(t *testing.T) {
 			r.Header.Set("Content-Type", "application/json")
 			r.Header.Set("Expect", "100-continue")
 			resp, err := client.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			text(t, resp)
 			if resp.StatusCode != test.want || resp.Header.Get("X-Expect") != "" || test.want == 413 && body.n.Load() > 0 {
 				t.Errorf("%s: got %d %v after %d bytes, want %d", version, resp.StatusCode, resp.Header, body.n.Load(), test.want)
@@ -222,9 +219,7 @@ func TestJudgedBodyOnTheWire(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, err := j.steer(context.Background(), "tcp", host)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 			if _, err := io.WriteString(c, test.send); err != nil {
@@ -312,9 +307,7 @@ func TestJudgedBodyObserved(t *testing.T) {
 					in = io.MultiReader(in)
 				}
 				resp, err := client.Post(j.origin.url("https", "/mcp"), "application/json", in)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				said := text(t, resp)
 				if got := j.taken(); resp.StatusCode != 200 || len(got) != 1 || got[0] != body {
 					t.Errorf("%s: %d %.100s, %d bodies, not the %d bytes of %.20q (in chunks: %t)", version, resp.StatusCode, said, len(got), len(body), body, chunked)
@@ -347,9 +340,7 @@ func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 		go func() { <-begun }()
 		return client.Post(j.origin.url("https", "/mcp"), "application/json", strings.NewReader(toolCall("search")))
 	}()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	go func() {
 		_, err := io.Copy(io.Discard, resp.Body)
@@ -363,9 +354,7 @@ func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 	case <-time.After(500 * time.Millisecond):
 	}
 	other := strings.Replace(searching, `== "search"`, `== "find"`, 1)
-	if err := os.WriteFile(filepath.Join(j.doc.Policy.Dir, "calls.rego"), []byte(other), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(j.doc.Policy.Dir, "calls.rego"), []byte(other), 0o600))
 	began := time.Now()
 	j.load(t)
 	select {
@@ -388,9 +377,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 	grew := heap(func() {
 		for i := range conns {
 			c, err := j.steer(context.Background(), "tcp", host)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(25 * time.Second))
 			conns[i] = c
@@ -403,9 +390,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 		for _, c := range conns {
 			_, _ = io.WriteString(c, body[each-1:])
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if resp.StatusCode == 429 && resp.Header.Get("Retry-After") == "" {
 				t.Error("a 429 does not say when to come again")
 			}
@@ -444,9 +429,7 @@ func TestJudgedBodyWaitsForTheRecord(t *testing.T) {
 	j.appendTo = io.ErrShortWrite
 	client := j.agent("h1", true, j.steer, false)
 	resp, err := client.Post(j.origin.url("https", "/mcp"), "application/json", strings.NewReader(toolCall("search")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if said := text(t, resp); resp.StatusCode != 503 || j.all.Load() != 0 {
 		t.Errorf("%d %s", resp.StatusCode, said)
 	}

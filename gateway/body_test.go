@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // sizable is how many bytes TestBodiesInEveryVersion sends each way: more than
@@ -429,9 +431,7 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 					body = r
 				}
 				resp, err := m.client.Do(m.request(t, "POST", path, body))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer resp.Body.Close()
 				b, err := io.ReadAll(resp.Body)
 				if whole := path == "/before" || path == "/upload"; whole && (resp.StatusCode != 502 || err != nil) || !whole && (resp.StatusCode != 200 || err == nil) {

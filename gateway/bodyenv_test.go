@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -74,9 +75,7 @@ func newBodyEnv(t *testing.T, version string, secure bool, options ...option) *b
 		fmt.Fprint(w, "ok ", r.Trailer.Get("X-Late"))
 	})
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "calls.rego"), []byte(searching), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "calls.rego"), []byte(searching), 0o600))
 	to := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	j.doc = policy.Document{
 		Egress: []policy.EgressRule{
@@ -94,9 +93,7 @@ func newBodyEnv(t *testing.T, version string, secure bool, options ...option) *b
 func (j *bodyEnv) load(t *testing.T) {
 	t.Helper()
 	p, err := engine.Compile(t.Context(), j.doc, engine.Options{Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	j.engine.Swap(p)
 	j.gateway.Redecide()
 }
@@ -132,9 +129,7 @@ func toolCall(tool string) string {
 func (j *bodyEnv) gauge(t *testing.T, name string) float64 {
 	t.Helper()
 	families, err := j.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range families {
 		if f.GetName() == name {
 			return f.GetMetric()[0].GetGauge().GetValue()

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/form"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/regotest"
 )
@@ -109,22 +110,16 @@ func TestBuildersReadAsTheGatewayDoes(t *testing.T) {
 			continue
 		}
 		text, err := json.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		fmt.Fprintf(&tests, "\ntest_%d if %s == %s\n", i, built, text)
 	}
 	if refused < 20 || refused > len(urls)-100 {
 		t.Fatalf("%d of %d are refused: that tells little", refused, len(urls))
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "built_test.rego"), []byte(tests.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "built_test.rego"), []byte(tests.String()), 0o600))
 	report, err := regotest.Run(t.Context(), policy.Document{}, regotest.Options{Dirs: []string{dir}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if report.Passed+report.Failed != len(urls) {
 		t.Errorf("%d passed and %d failed, of %d", report.Passed, report.Failed, len(urls))
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -205,9 +206,7 @@ func steady(t *testing.T, large int64, carry func(size int64) error) {
 		begun := time.Now()
 		debug.FreeOSMemory() // what the one before took
 		// VmHWM is from now on, see proc_pid_clear_refs(5).
-		if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile("/proc/self/clear_refs", []byte("5"), 0))
 		if err := carry(size); err != nil {
 			t.Fatalf("a body of %d bytes: %v", size, err)
 		}

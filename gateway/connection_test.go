@@ -22,6 +22,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -78,9 +79,7 @@ func TestDeniedConnectionIsRecordedOnce(t *testing.T) {
 	l := newEnv(t)
 	l.name("api.example.test")
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, _ := send(t, c, "GET /1 HTTP/1.1\r\nHost: api.example.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: api.example.test\r\n\r\n")
 	if resp.StatusCode != 403 || !resp.Close {
 		t.Errorf("%d, close %v", resp.StatusCode, resp.Close)
@@ -146,9 +145,7 @@ func TestUnknownAddressIsClosedAndRecorded(t *testing.T) {
 	l := newEnv(t)
 	l.policy(allow)
 	c, err := l.listener.dial(netip.MustParseAddr("10.231.0.99"), netip.MustParseAddrPort("203.0.113.1:443"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if b, _ := io.ReadAll(c); len(b) != 0 {
 		t.Errorf("got %q", b)
@@ -185,9 +182,7 @@ func TestNamesMustAgree(t *testing.T) {
 			}
 			raw := l.raw(to + ":443")
 			c := tls.Client(raw, &tls.Config{ServerName: test.sni, InsecureSkipVerify: true})
-			if err := c.Handshake(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Handshake())
 			resp, body := send(t, c, "GET / HTTP/1.1\r\nHost: "+test.to+"\r\n\r\n")
 			if resp.StatusCode != test.status {
 				t.Errorf("%d %s, want %d", resp.StatusCode, body, test.status)
@@ -268,9 +263,7 @@ func TestTunnelThatCannotBeCarried(t *testing.T) {
 // echo is a raw server that greets first.
 func echo(t *testing.T, greeting string) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -409,9 +402,7 @@ func TestSlowHeadIsCutOff(t *testing.T) {
 	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	start := time.Now()
 	io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n")
 	go func() {
@@ -440,9 +431,7 @@ func clientHello(t *testing.T, name string) string {
 	}()
 	b := make([]byte, 1<<15)
 	n, err := far.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(b[:n])
 }
 

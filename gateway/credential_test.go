@@ -16,6 +16,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -61,9 +62,7 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	r.Header.Set("Accept-Encoding", "gzip, br")
 	r.Header.Set("Connection", "X-Absent")
 	resp, err := l.client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp.Body.Close()
 	if auth := got.Header.Values("Authorization"); len(auth) != 1 || auth[0] != "Bearer "+token {
 		t.Errorf("Authorization %q", auth)
@@ -187,9 +186,7 @@ func TestSecretThatComesBackIsScrubbed(t *testing.T) {
 			l.upstream("api.example.test", true, test.serve)
 			r, _ := http.NewRequest(test.method, "https://api.example.test/", nil)
 			resp, err := l.client().Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			body := text(t, resp)
 			seen := fmt.Sprint(resp.Header, resp.Trailer, body)
 			if strings.Contains(seen, token) || strings.Contains(seen, basic) {
@@ -300,9 +297,7 @@ func TestWebSocketIsScrubbed(t *testing.T) {
 		io.WriteString(c, "\x88\x00")
 	})
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
 		"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
 	seen, _ := io.ReadAll(c)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -53,9 +54,7 @@ func (c *crowd) Name(_ string, a netip.Addr) (string, bool) { return c.env.Name(
 // let one have.
 func TestCrowdOfConnections(t *testing.T) {
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	if need := uint64(crowdOf + 2*crowdTogether + 500); limit.Cur < need {
 		reason := fmt.Sprintf("needs %d descriptors, may have %d", need, limit.Cur)
 		if os.Getenv("CI") == "true" {
@@ -86,9 +85,7 @@ func TestCrowdOfConnections(t *testing.T) {
 		io.WriteString(rw, r.URL.Path)
 	})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	to := netip.AddrPortFrom(w.name(o.name), o.port)
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -108,17 +105,11 @@ func TestCrowdOfConnections(t *testing.T) {
 	clients.Env = append(os.Environ(), "SALLYPORT_CROWD="+ln.Addr().String(), "SALLYPORT_CROWD_HOST="+o.address())
 	clients.Stderr = os.Stderr
 	leave, err := clients.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	said, err := clients.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	start := time.Now()
-	if err := clients.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, clients.Start())
 	in := bufio.NewScanner(said)
 	for in.Scan() && in.Text() != "answered" {
 		t.Log(in.Text())

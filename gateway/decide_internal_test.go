@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -34,9 +35,7 @@ func TestDecisionThatNobodyWaitsFor(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, err := newMetrics(prometheus.NewRegistry())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var log bytes.Buffer
 			g := &Gateway{decider: failing{}, metrics: m, logger: slog.New(slog.NewTextHandler(&log, nil))}
 			ctx, cancel := context.WithCancel(t.Context())

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -109,9 +110,7 @@ func TestGoodbyeOnHTTP2(t *testing.T) {
 	one, other := w.frames(w.steer, gone), w.frames(w.steer, kept)
 	for f, o := range map[*frames]*origin{one: gone, other: kept} {
 		id, err := f.open(true, field{":method", "GET"}, field{":scheme", "https"}, field{":authority", o.address()}, field{":path", "/"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if a := f.wait(id); a.status != "200" {
 			t.Fatalf("%+v", a)
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // TestHowAWebSocketEnded holds the completion of each against how it ended: what
@@ -60,12 +61,8 @@ func TestHowAWebSocketEnded(t *testing.T) {
 			t.Run(tt.name, func(t *testing.T) {
 				before := len(m.completions())
 				s, _, err := m.upgrade(t, "/told")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := s.send(wsText, []byte("hello")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
+				must.OK(t, s.send(wsText, []byte("hello")))
 				told <- tt.upstream
 				tt.client(s)
 				go io.Copy(io.Discard, s)

@@ -32,6 +32,7 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 	"sallyport/policy"
 )
@@ -111,9 +112,7 @@ func newEnv(t *testing.T, options ...option) *env {
 		decide:   func(policy.Input) policy.Decision { return policy.Decision{} },
 	}
 	clients, err := access.OpenClients(t.TempDir() + "/clients.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.clients = clients
 	o := gateway.Options{
 		Identities:       l,
@@ -134,14 +133,10 @@ func newEnv(t *testing.T, options ...option) *env {
 		set(&o)
 	}
 	l.gateway, err = gateway.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.listener = newSteered(t)
 	l.proxy, err = net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var served sync.WaitGroup
 	served.Go(func() {
 		if err := l.gateway.ServeTransparent(context.Background(), l.listener); err != nil {
@@ -379,9 +374,7 @@ func (l *env) elsewhere(name, token string) *http.Client {
 func (l *env) raw(to string) net.Conn {
 	l.t.Helper()
 	c, err := l.listener.dial(sandboxAddr, netip.MustParseAddrPort(to))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, err)
 	l.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	return c
@@ -401,9 +394,7 @@ func send(t *testing.T, c net.Conn, request string) (*http.Response, string) {
 		t.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return resp, text(t, resp)
 }
 
@@ -420,9 +411,7 @@ func text(t *testing.T, resp *http.Response) string {
 func get(t *testing.T, c *http.Client, url string) (*http.Response, string) {
 	t.Helper()
 	resp, err := c.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return resp, text(t, resp)
 }
 

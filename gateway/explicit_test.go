@@ -14,6 +14,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -28,9 +29,7 @@ func TestExplicitProxyCarries(t *testing.T) {
 				io.WriteString(w, r.URL.Path+r.Header.Get("Proxy-Authorization"))
 			})
 			client, token, err := l.clients.Add("ci", map[string]string{"team": "build"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			c := l.elsewhere("ci", token)
 			for range 3 {
 				if resp, body := get(t, c, scheme+"://api.example.test/x"); resp.StatusCode != 200 || body != "/x" {
@@ -53,9 +52,7 @@ func TestExplicitProxyAuthenticates(t *testing.T) {
 	l := newEnv(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	basic := func(s string) string { return "Basic " + base64.StdEncoding.EncodeToString([]byte(s)) }
 	for name, header := range map[string]string{
 		"none":           "",
@@ -69,9 +66,7 @@ func TestExplicitProxyAuthenticates(t *testing.T) {
 		for _, method := range []string{"CONNECT api.example.test:443", "GET http://api.example.test/"} {
 			t.Run(name+" "+method[:3], func(t *testing.T) {
 				c, err := net.Dial("tcp", l.proxy.Addr().String())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				request := method + " HTTP/1.1\r\nHost: api.example.test\r\n"
 				if header != "" {
@@ -100,9 +95,7 @@ func TestImpostorIsRecorded(t *testing.T) {
 	}
 	for _, header := range []string{"", "Proxy-Authorization: Basic Y2k6Z3Vlc3NlZA==\r\n"} { // ci:guessed
 		c, err := net.Dial("tcp", l.proxy.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		send(t, c, "CONNECT api.example.test:443 HTTP/1.1\r\nHost: api.example.test\r\n"+header+"\r\n")
 	}
@@ -121,9 +114,7 @@ func TestStalledClientIsCutOff(t *testing.T) {
 	l := newEnv(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ended := make(chan error, 1)
 	l.upstream("api.example.test", false, func(w http.ResponseWriter, r *http.Request) {
 		for piece := make([]byte, 64<<10); ; {
@@ -134,9 +125,7 @@ func TestStalledClientIsCutOff(t *testing.T) {
 		}
 	})
 	c, err := net.Dial("tcp", l.proxy.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	io.WriteString(c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
 		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
@@ -159,9 +148,7 @@ func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
 	l.policy(allow)
 	l.upstream("api.example.test", false, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") })
 	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ask := func(c net.Conn) int {
 		t.Helper()
 		resp, _ := send(t, c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
@@ -171,9 +158,7 @@ func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
 	dial := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", l.proxy.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -243,9 +228,7 @@ func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
 	} {
 		t.Run(line, func(t *testing.T) {
 			c, err := net.Dial("tcp", l.proxy.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			if resp, body := send(t, c, line+"\r\n"+auth); resp.StatusCode != 400 {
 				t.Errorf("%d %s", resp.StatusCode, body)
@@ -263,9 +246,7 @@ func TestConnectHostMustAgree(t *testing.T) {
 	l.policy(allow)
 	_, token, _ := l.clients.Add("ci", nil)
 	c, err := net.Dial("tcp", l.proxy.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	io.WriteString(c, "CONNECT api.example.test:443 HTTP/1.1\r\nHost: other.example.test:443\r\nProxy-Authorization: Basic "+
 		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
@@ -292,9 +273,7 @@ func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
 	if resp, _ := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}
-	if err := l.clients.Remove("ci"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.clients.Remove("ci"))
 	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 403 || !strings.Contains(body, "no longer good") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
@@ -310,9 +289,7 @@ func TestConnectWithEarlyBytes(t *testing.T) {
 	l.hosts["db.example.test"] = echo(t, "")
 	_, token, _ := l.clients.Add("ci", nil)
 	c, err := net.Dial("tcp", l.proxy.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	io.WriteString(c, "CONNECT db.example.test:5432 HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic "+
 		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n\x00early")

@@ -18,6 +18,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -66,9 +67,7 @@ func TestUpstreamsThatGoWrong(t *testing.T) {
 						body = io.MultiReader(bytes.NewReader(pattern))
 					}
 					r, err := http.NewRequestWithContext(ctx, "POST", o.url("https", "/open/"+ill), body)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					start := time.Now()
 					resp, err := client.Do(r)
 					if err == nil {
@@ -160,9 +159,7 @@ func TestSandboxesThatVanish(t *testing.T) {
 	h1 := func(request string) func(t *testing.T, w *netEnv, o *origin) net.Conn {
 		return func(t *testing.T, w *netEnv, o *origin) net.Conn {
 			c, err := w.env.secure(fmt.Sprintf("%s:%d", w.name(o.name), o.port), o.name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			fmt.Fprintf(c, request, o.address())
 			return c
 		}
@@ -238,9 +235,7 @@ func TestHalfCloses(t *testing.T) {
 	w := newNetEnv(t)
 	w.policy(w.tunnel)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	heard := make(chan string, 1)
 	go func() {
 		c, err := ln.Accept()
@@ -260,9 +255,7 @@ func TestHalfCloses(t *testing.T) {
 	o := &origin{name: "db.example.test", port: addrPort(ln.Addr()).Port(), mux: http.NewServeMux()}
 	before := holding()
 	c, err := w.steer(t.Context(), "tcp", o.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	_, _ = io.WriteString(c, "\x00 first")
@@ -307,13 +300,9 @@ func TestUpstreamThatRefusesABody(t *testing.T) {
 			more.Close()
 		}()
 		r, err := http.NewRequestWithContext(t.Context(), "POST", o.url("https", "/"), body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		resp, err := w.agent(version, true, w.steer, false).Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if body := text(t, resp); resp.StatusCode != 502 || strings.Contains(body, "went away") {
 			t.Errorf("%s: %d %s", version, resp.StatusCode, body)
 		}
@@ -370,9 +359,7 @@ func TestSandboxThatVanishesBeforeTheDecision(t *testing.T) {
 			s.env = newEnv(t, func(o *gateway.Options) { o.Decider, o.Recorder = &s, &s })
 			s.name("api.example.test")
 			c, err := s.secure(s.env.name("api.example.test").String()+":443", "api.example.test")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: api.example.test\r\n\r\n", test.path)
 			await(t, s.asked)
 			reset(c)

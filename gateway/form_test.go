@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -146,9 +147,7 @@ func TestFormOfHTTP2(t *testing.T) {
 						}
 					}
 					id, err := c.open(test.body == "", append(fields, regular...)...)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					if test.body != "" {
 						_ = c.WriteData(id, true, []byte(replace.Replace(test.body)))
 					}
@@ -193,14 +192,10 @@ func TestSchemeOfPlainHTTP2(t *testing.T) {
 	o := w.origin("api.example.test", "h2", false)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "plain") })
 	raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer raw.Close()
 	c, err := newFrames(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a := c.ask(t, field{":method", "GET"}, field{":scheme", "https"}, field{":path", "/"}, field{":authority", fmt.Sprintf("%s:%d", o.name, o.port)})
 	if a.status != "200" || a.body != "plain" {
 		t.Errorf("%+v", a)

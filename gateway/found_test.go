@@ -16,6 +16,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -38,9 +39,7 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	})
 	ask := func(o *origin, path string) (int, string) {
 		resp, err := m.client.Get(o.url("https", path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return resp.StatusCode, text(t, resp)
 	}
 	// From where it was sent to it may come back.
@@ -151,17 +150,13 @@ func TestFoundCountsWhatWasInjected(t *testing.T) {
 			text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))
 			for i, path := range []string{"/public", "/public", "/password", "/public", "/pair", "/public", "/password"} {
 				resp, err := m.client.Get(other.url("https", path))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if got := text(t, resp); resp.StatusCode != 200 || strings.Trim(got, "* \n") != "" || len(got) != len(pages[path]) {
 					t.Fatalf("%d. %s: %d %.200q", i+1, path, resp.StatusCode, got)
 				}
 			}
 			resp, err := m.client.Get(other.url("https", "/public"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if resp.StatusCode != 403 || !strings.Contains(text(t, resp), "never sent") {
 				t.Errorf("after three answers with the password: %d", resp.StatusCode)
 			}
@@ -193,9 +188,7 @@ func TestFoundInMessages(t *testing.T) {
 		client := m.agent("h1", true, m.dial, false)
 		ask := func() int {
 			resp, err := client.Get(keyed.url("https", "/keyed"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			text(t, resp)
 			return resp.StatusCode
 		}
@@ -253,9 +246,7 @@ func TestForksShareWhatWasFound(t *testing.T) {
 	found := func() int {
 		text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))
 		resp, err := m.client.Get(other.url("https", "/"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		text(t, resp)
 		m.client.CloseIdleConnections() // a connection is of one sandbox
 		return resp.StatusCode

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"sallyport/internal/test/must"
 )
 
 // frames is a client of HTTP/2 that sends what no honest one would.
@@ -30,9 +32,7 @@ type frames struct {
 func (w *netEnv) frames(dial dialler, o *origin) *frames {
 	w.t.Helper()
 	c, err := w.framed(dial, o)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	w.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -153,9 +153,7 @@ func (f *frames) waitFor(id uint32, limit time.Duration) (a answer) {
 func (f *frames) ask(t *testing.T, fields ...field) answer {
 	t.Helper()
 	id, err := f.open(true, fields...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return f.wait(id)
 }
 
@@ -164,9 +162,7 @@ func (f *frames) ask(t *testing.T, fields ...field) answer {
 func (w *netEnv) scripted(name string, answer func(c *frames, stream uint32)) *origin {
 	w.t.Helper()
 	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{w.public.leaf(name)}, NextProtos: []string{"h2"}})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	o := &origin{name: name, port: addrPort(ln.Addr()).Port()}
 	w.name(name)
 	var work sync.WaitGroup

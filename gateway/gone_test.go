@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // A client that has gone is noticed while its upstream says nothing, also behind
@@ -36,9 +38,7 @@ func TestClientThatHasGoneIsNoticed(t *testing.T) {
 				var c net.Conn
 				if secure {
 					tc, err := l.secure(to+":443", "api.example.test")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					c = tc
 				} else {
 					c = l.raw(to + ":80")
@@ -48,9 +48,7 @@ func TestClientThatHasGoneIsNoticed(t *testing.T) {
 				b := make([]byte, 4096)
 				for got := ""; !strings.Contains(got, "data: 1"); {
 					n, err := c.Read(b)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					got += string(b[:n])
 				}
 				time.Sleep(250 * time.Millisecond) // until it is watched

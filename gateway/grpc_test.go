@@ -21,6 +21,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -65,16 +66,12 @@ func (w *netEnv) interopServer(name string, secure bool) *origin {
 	if secure {
 		leaf := w.public.leaf(name)
 		key, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		args = append(args, "-use_tls", "-tls_cert_file", w.file("CERTIFICATE", leaf.Certificate[0]), "-tls_key_file", w.file("PRIVATE KEY", key))
 	}
 	cmd := exec.Command(filepath.Join(dir, "server"), args...)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, cmd.Start())
 	w.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
@@ -93,9 +90,7 @@ func (w *netEnv) interopServer(name string, secure bool) *origin {
 func (w *netEnv) file(kind string, der []byte) string {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "x.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 	return path
 }
 
@@ -104,9 +99,7 @@ func (w *netEnv) file(kind string, der []byte) string {
 func (w *netEnv) front(o *origin) netip.AddrPort {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -231,9 +224,7 @@ func call(t *testing.T, client *http.Client, url string, header http.Header, mes
 		body = append(binary.BigEndian.AppendUint32(append(body, 0), uint32(len(m))), m...)
 	}
 	r, err := http.NewRequestWithContext(t.Context(), "POST", url, strings.NewReader(string(body)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.ContentLength = -1
 	for name, v := range header {
 		r.Header[name] = v
@@ -241,9 +232,7 @@ func call(t *testing.T, client *http.Client, url string, header http.Header, mes
 	r.Header.Set("Content-Type", "application/grpc+proto")
 	r.Header.Set("Te", "trailers")
 	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return resp, text(t, resp)
 }
 
@@ -314,9 +303,7 @@ func TestCallOfGRPC(t *testing.T) {
 			}
 			r.Header.Set("Content-Type", "application/grpc")
 			resp, err := client.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			body := text(t, resp)
 			if resp.StatusCode != 200 || body != "" || resp.Header.Get("Grpc-Status") != test.status || resp.Header.Get("Content-Type") != "application/grpc" ||
 				resp.Header.Get("Sallyport-Decision") == "" || !strings.Contains(resp.Header.Get("Grpc-Message"), "decision: "+resp.Header.Get("Sallyport-Decision")) {

@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // hello is what a client of TLS begins with.
@@ -23,9 +25,7 @@ func hello(t *testing.T, name string) []byte {
 	}()
 	b := make([]byte, 16<<10)
 	n, err := far.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return b[:n]
 }
 
@@ -39,9 +39,7 @@ func TestHandshakesWaitForTheirTurn(t *testing.T) {
 	begin := hello(t, o.name)
 	open := func() net.Conn {
 		c, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		if _, err := c.Write(begin); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // TestTrailersAreHeadersToPolicy: a header that is refused does not get through
@@ -23,9 +25,7 @@ func TestTrailersAreHeadersToPolicy(t *testing.T) {
 		r, _ := http.NewRequest("POST", "https://api.example.test/", io.MultiReader(strings.NewReader("body")))
 		r.Trailer = http.Header{name: {"DELETE"}}
 		resp, err := l.client().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := text(t, resp); resp.StatusCode != want || want == 200 && got != "body map[X-Checksum:[DELETE]]" {
 			t.Errorf("%s: %d %s", name, resp.StatusCode, got)
 		}
@@ -44,9 +44,7 @@ func TestCloseIsOfOneConnection(t *testing.T) {
 		r, _ := http.NewRequest("GET", "https://api.example.test/", nil)
 		r.Close = true
 		resp, err := l.client().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := text(t, resp); got != "false" || !resp.Close {
 			t.Errorf("the upstream saw close=%s, the sandbox close=%v", got, resp.Close)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -88,9 +89,7 @@ func inQuiet(t *testing.T, decide func(policy.Input) policy.Decision, serve func
 			Identities: q, Names: q, Decider: q, Recorder: q, Certificates: &authority{}, Upstreams: q, Broker: q,
 			Logger: slog.New(slog.DiscardHandler), Metrics: q.registry, Refusal: refusal,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		q.gateway = g
 		var work sync.WaitGroup
 		work.Go(func() { _ = g.ServeTransparent(context.Background(), sandboxes) })
@@ -147,9 +146,7 @@ func TestHoursOfSilence(t *testing.T) {
 	ask := func(t *testing.T, c net.Conn, request string) *http.Response {
 		io.WriteString(c, request)
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return resp
 	}
 	t.Run("WebSocket", func(t *testing.T) {
@@ -197,14 +194,10 @@ func TestHoursOfSilence(t *testing.T) {
 	t.Run("answer that takes its time, by HTTP/2", func(t *testing.T) {
 		inQuiet(t, plain, nil, slow, func(t *testing.T, q *quiet) {
 			c, err := newFrames(q.dial())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			id, err := c.open(true, field{":method", "GET"}, field{":scheme", "http"}, field{":path", "/events"}, field{":authority", "api.example.test"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if a := c.waitFor(id, 10*hours); a.status != "200" || a.body != "data: 0\n\ndata: 1\n\ndata: 2\n\n" {
 				t.Errorf("%+v", a)
 			}
@@ -265,9 +258,7 @@ func TestHoursOfSilence(t *testing.T) {
 	t.Run("but no connection without a request, by HTTP/2", func(t *testing.T) {
 		inQuiet(t, plain, nil, slow, func(t *testing.T, q *quiet) {
 			c, err := newFrames(q.dial())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			begun := time.Now()
 			if a := c.waitFor(1, hours); !a.gone || time.Since(begun) > time.Hour {

@@ -22,6 +22,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -160,9 +161,7 @@ func portOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String
 func (n *published) expose(t *testing.T, name, id string, port uint16) string {
 	t.Helper()
 	_, token, err := n.store.Add(name, id, "", port, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.exposed.Replace(n.store.List())
 	return token
 }
@@ -176,9 +175,7 @@ func (n *published) host(name string) string {
 func (n *published) ask(t *testing.T, request string) (*http.Response, string) {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	if _, err := io.WriteString(c, request); err != nil {
@@ -351,9 +348,7 @@ func TestInboundOriginIsOneSandbox(t *testing.T) {
 	t.Parallel()
 	n, token := newInbound(t)
 	before := n.host("demo")
-	if err := n.store.Forget("sb-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.store.Forget("sb-1"))
 	again := n.expose(t, "demo", "sb-9", n.port)
 	after := n.store.List()[0].Host()
 	if h, _, _ := strings.Cut(before, ":"); h == after || !strings.HasSuffix(after, ".localhost") || strings.Count(after, ".") != 1 {
@@ -407,9 +402,7 @@ func TestInboundDenied(t *testing.T) {
 	if r, body := n.ask(t, request); r.StatusCode != 502 || !strings.Contains(body, "0.0.0.0") {
 		t.Errorf("nobody listens: %d %s", r.StatusCode, body)
 	}
-	if err := n.store.Remove("sb-1", n.port); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.store.Remove("sb-1", n.port))
 	n.exposed.Replace(n.store.List())
 	if r, _ := n.ask(t, request); r.StatusCode != 421 {
 		t.Errorf("after its end: %d", r.StatusCode)
@@ -420,9 +413,7 @@ func TestInboundExpires(t *testing.T) {
 	t.Parallel()
 	n, _ := newInbound(t)
 	_, token, err := n.store.Add("demo", "sb-1", "", n.port, time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.exposed.Replace(n.store.List())
 	time.Sleep(1100 * time.Millisecond)
 	if r, body := n.ask(t, "GET / HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nAuthorization: Bearer "+token+"\r\n\r\n"); r.StatusCode != 403 || !strings.Contains(body, "expired") {
@@ -458,17 +449,13 @@ func TestInboundFlood(t *testing.T) {
 func (n *published) socketTo(t *testing.T, header string) (*socket, int) {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	fmt.Fprintf(c, "GET /echo HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n", n.host("demo"), header)
 	in := bufio.NewReader(c)
 	r, err := http.ReadResponse(in, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &socket{c, in}, r.StatusCode
 }
 
@@ -486,9 +473,7 @@ func TestInboundWebSocket(t *testing.T) {
 			t.Errorf("%q: got %d, want %d", header, status, want)
 		}
 		if status == 101 {
-			if err := s.send(wsText, []byte("hello")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.send(wsText, []byte("hello")))
 			if _, got, err := s.receive(); string(got) != "hello" || err != nil {
 				t.Errorf("got %q %v", got, err)
 			}

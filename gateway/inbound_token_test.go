@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sallyport/internal/test/must"
 )
 
 // speaks has a program listen that answers each connection with the same bytes, and
@@ -21,9 +23,7 @@ func (n *published) speaks(t *testing.T, answer string) <-chan string {
 	t.Helper()
 	n.inside.Close()
 	ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = ln.Close() })
 	asked := make(chan string, 16)
 	go func() {
@@ -69,17 +69,13 @@ func TestInboundTrailers(t *testing.T) {
 			n, token := newInbound(t)
 			asked := n.speaks(t, tt.answer)
 			c, err := net.Dial("tcp", n.ln.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 			fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nTE: trailers\r\nConnection: TE, close\r\n\r\n", n.host("demo"), token)
 			var raw strings.Builder
 			resp, err := http.ReadResponse(bufio.NewReader(io.TeeReader(c, &raw)), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 				t.Fatal(err)
 			}
@@ -121,9 +117,7 @@ func TestInboundTrailersAreBounded(t *testing.T) {
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) {
 		return net.Dial("tcp", n.ln.Addr().String())
 	}}}).Do(&http.Request{Method: "GET", URL: &url.URL{Scheme: "http", Host: n.host("demo"), Path: "/"}, Header: http.Header{"Sallyport-Token": {token}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err == nil || len(resp.Trailer) > 0 {
 		t.Errorf("got %q with trailers %v, whole", body, resp.Trailer)

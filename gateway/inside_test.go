@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/inbound"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -63,9 +64,7 @@ func TestInboundInside(t *testing.T) {
 		if status != 101 {
 			t.Fatalf("a WebSocket: %d", status)
 		}
-		if err := s.send(wsText, []byte("hello")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.send(wsText, []byte("hello")))
 		if _, got, err := s.receive(); string(got) != "hello" || err != nil {
 			t.Errorf("got %q %v", got, err)
 		}
@@ -146,9 +145,7 @@ func TestInboundInsideStalls(t *testing.T) {
 	n, _ := newInbound(t)
 	n.apart.Store(true)
 	deaf, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer deaf.Close()
 	taken := make(chan net.Conn, 1)
 	go func() {
@@ -157,18 +154,14 @@ func TestInboundInsideStalls(t *testing.T) {
 		}
 	}()
 	_, token, err := n.store.Add("demo", "sb-1", "", portOf(deaf.Addr()).Port(), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.exposed.Replace(n.store.List())
 	port := n.port
 	n.port = portOf(deaf.Addr()).Port()
 	host := n.host("demo")
 	n.port = port
 	c, err := net.Dial("tcp", n.ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	begin := time.Now()
 	_ = c.SetDeadline(begin.Add(8 * stall))

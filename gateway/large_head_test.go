@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"sallyport/internal/test/must"
 )
 
 // says starts an upstream of HTTP/1.1 that answers each request with the same bytes, and
@@ -22,9 +24,7 @@ import (
 func (w *netEnv) says(name string, secure bool, answer func(r *http.Request) string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	if secure {
 		ln = tls.NewListener(ln, &tls.Config{Certificates: []tls.Certificate{w.public.leaf(name)}})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/limit"
@@ -160,9 +161,7 @@ func TestLimitOfRequests(t *testing.T) {
 	r, _ := http.NewRequest("GET", o.url("https", "/"), nil)
 	r.Header.Set("Accept", "application/json")
 	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var told struct {
 		Status int
 		Retry  int64 `json:"retry_after"`
@@ -316,9 +315,7 @@ func TestLimitOfTunnels(t *testing.T) {
 			}
 			o := w.bytes("raw.example.test", "")
 			c, err := dial(t.Context(), "tcp", o.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 			if _, err := io.WriteString(c, "\x00hello"); err != nil {
@@ -329,18 +326,14 @@ func TestLimitOfTunnels(t *testing.T) {
 			}
 			// One more at the same time: told where there is TLS, else closed.
 			second, err := dial(t.Context(), "tcp", o.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer second.Close()
 			_ = second.SetDeadline(time.Now().Add(20 * time.Second))
 			secure := tls.Client(second, &tls.Config{RootCAs: w.ca.pool, ServerName: o.name})
 			resp, body := send(t, secure, "GET / HTTP/1.1\r\nHost: "+o.address()+"\r\n\r\n")
 			refused(t, resp, body, "one", 429)
 			third, err := dial(t.Context(), "tcp", o.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer third.Close()
 			_ = third.SetDeadline(time.Now().Add(20 * time.Second))
 			_, _ = io.WriteString(third, "\x00hello")
@@ -414,9 +407,7 @@ func TestLimitOfHours(t *testing.T) {
 		Egress: []policy.EgressRule{{Destination: "*.example.test", Ports: []uint16{443}}},
 		Limits: []policy.Limit{{Name: "operatorStore", Hours: &policy.Hours{Days: []string{"fri"}, From: "08:30", To: "12:00"}}},
 	}, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w.policy(func(in policy.Input) policy.Decision {
 		in.Destination.Port = 443
 		d := p.Decide(t.Context(), in)
@@ -455,9 +446,7 @@ func TestLimitInObserveMode(t *testing.T) {
 	for range 2 {
 		r, _ := http.NewRequest("POST", o.url("https", "/"), &endless{left: 100})
 		resp, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if body := text(t, resp); resp.StatusCode != 200 || len(body) != 2000 {
 			t.Fatalf("%d, %d bytes", resp.StatusCode, len(body))
 		}

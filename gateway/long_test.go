@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // TestIdlingInEarnest is silent for as long as SALLYPORT_IDLE says, by the clock
@@ -27,9 +29,7 @@ func TestIdlingInEarnest(t *testing.T) {
 				}
 				m.mux.Handle("/ws", echoing)
 				s, _, err := m.upgrade(t, "/ws")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				s.echoes(t, "hello")
 				t.Parallel()
 				time.Sleep(silence - time.Since(begun))
@@ -47,18 +47,14 @@ func TestIdlingInEarnest(t *testing.T) {
 			}
 			in, out := io.Pipe()
 			r, err := http.NewRequest("POST", o.url("https", "/grpc.testing.TestService/FullDuplexCall"), in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			r.Header.Set("Content-Type", "application/grpc")
 			r.Header.Set("Te", "trailers")
 			// Wants one message of one byte: response_parameters {size: 1}.
 			ask := func() { _, _ = out.Write([]byte{0, 0, 0, 0, 4, 0x12, 2, 8, 1}) }
 			go ask()
 			resp, err := w.agent("h2", true, dial, false).Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			answer := func() {
 				t.Helper()
 				var head [5]byte

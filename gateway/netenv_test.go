@@ -27,6 +27,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -53,14 +54,10 @@ func newNetEnv(t *testing.T, options ...option) *netEnv {
 	t.Cleanup(w.pool.Close) // after the gateway's own end
 	w.env = newEnv(t, append([]option{func(o *gateway.Options) { o.Upstreams = w.pool }}, options...)...)
 	roots := filepath.Join(t.TempDir(), "roots.pem")
-	if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.public.cert.Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.public.cert.Raw}), 0o600))
 	w.reach = &policy.Upstream{Addresses: []string{"127.0.0.0/8"}, Roots: roots, Resolver: w.zone.addr}
 	_, token, err := w.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w.token = token
 	w.policy(w.allow)
 	return w
@@ -100,9 +97,7 @@ type zone struct {
 func newZone(t *testing.T) *zone {
 	t.Helper()
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	z := &zone{addr: pc.LocalAddr().String(), others: map[string]net.IP{}}
 	s := &dns.Server{PacketConn: pc, Handler: z}
 	done := make(chan struct{})
@@ -188,9 +183,7 @@ func (w *netEnv) originOf(name, version string, leaf *tls.Certificate) *origin {
 	s.Protocols.SetHTTP2(version == "h2" && secure)
 	s.Protocols.SetUnencryptedHTTP2(version == "h2" && !secure)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	o.port = addrPort(ln.Addr()).Port()
 	if secure {
 		s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*leaf}}

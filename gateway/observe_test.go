@@ -17,6 +17,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/recorded"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -34,9 +35,7 @@ func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 		defer mu.Unlock()
 		return now
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	engine := engine.NewEngine(p)
 	engine.OnSwap(l.gateway.Redecide)
 	l.policy(func(in policy.Input) policy.Decision { return engine.Decide(context.Background(), in) })
@@ -63,17 +62,13 @@ func TestObserveModeCarriesAndEnds(t *testing.T) {
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Method) })
 	conn, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := bufio.NewReader(conn)
 	ask := func(method string) (int, string) {
 		t.Helper()
 		fmt.Fprintf(conn, "%s /x HTTP/1.1\r\nHost: api.example.test\r\nContent-Length: 0\r\n\r\n", method)
 		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return resp.StatusCode, text(t, resp)
 	}
 	if status, body := ask("POST"); status != 200 || body != "POST" {
@@ -112,9 +107,7 @@ func TestObserveModeTunnels(t *testing.T) {
 	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer echo.Close()
 	go func() {
 		for {
@@ -175,9 +168,7 @@ func TestObserveModeInjectsNothing(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer mine")
 		r.Header.Set("Cookie", "session=mine")
 		resp, err := c.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return text(t, resp)
 	}
 	// The upstream's echo of the secret is overwritten on its way back.
@@ -231,9 +222,7 @@ func TestObserveModeEndsWhatGoesOn(t *testing.T) {
 	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer echo.Close()
 	go func() {
 		for {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // guesses are secret's beginnings, each but the first with a wrong character at its end.
@@ -47,9 +49,7 @@ func TestBreakingOffTellsNothing(t *testing.T) {
 				for _, guess := range guesses(known) {
 					body = strings.Repeat("filler. ", 100) + guess
 					resp, err := m.client.Get(other.url("https", "/broken"))
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					got, err := io.ReadAll(resp.Body)
 					_ = resp.Body.Close()
 					if err == nil {
@@ -125,9 +125,7 @@ func TestRecordsTellNothing(t *testing.T) {
 			file += strings.Repeat("f", block-len(guess)) + guess
 		}
 		conn, err := m.listener.dial(sandboxAddr, addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 		wire := &recordSizes{Conn: conn}
 		c := tls.Client(wire, &tls.Config{RootCAs: m.ca.pool, ServerName: "files.example.test"})
@@ -136,9 +134,7 @@ func TestRecordsTellNothing(t *testing.T) {
 		}
 		in := bufio.NewReader(c)
 		resp, err := http.ReadResponse(in, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		// Before the next block is sent, as much of one comes as can without its end.
 		buf := make([]byte, 4096)
 		for n, come := 0, 0; come < len(file); {

@@ -14,6 +14,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/internal/recorded"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -23,9 +24,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	log, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer log.Close()
 	l := newEnv(t, func(o *gateway.Options) { o.Recorder = log })
 	var mu sync.Mutex
@@ -63,9 +62,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 			r.Header.Add(headers[i], headers[i+1])
 		}
 		resp, err := c.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		text(t, resp)
 	}
 	do("GET", "https://api.example.test/none?b=2&a=1;c", nil, "X-Custom", "1")
@@ -100,9 +97,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); len(all) < len(wanted) && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		all = nil
 		for r, err := range recorded.Read(t.Context(), dir, audit.Query{}) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			all = append(all, r)
 		}
 	}

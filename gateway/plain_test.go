@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -34,27 +35,21 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 				})
 				host := fmt.Sprintf("%s:%d", m.origin.name, m.port)
 				c, err := m.dial(t.Context(), "tcp", host)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer c.Close()
 				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 				offer := "Connection: " + named + "\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 				fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\n%s\r\n", host, offer)
 				in := bufio.NewReader(c)
 				resp, err := http.ReadResponse(in, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if body := text(t, resp); resp.StatusCode != 200 || resp.Proto != "HTTP/1.1" || body != "plain" || resp.Header.Get("Upgrade") != "" {
 					t.Errorf("%s %d %v %s", resp.Proto, resp.StatusCode, resp.Header, body)
 				}
 				// Who goes on as if it had been taken up is refused.
 				io.WriteString(c, http2.ClientPreface)
 				resp, err = http.ReadResponse(in, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if body := text(t, resp); resp.StatusCode != 505 || !strings.Contains(body, "HTTP/2") {
 					t.Errorf("%d %s", resp.StatusCode, body)
 				}
@@ -95,14 +90,10 @@ func TestPlainHTTP2(t *testing.T) {
 	}
 	t.Run("preface in pieces", func(t *testing.T) {
 		raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer raw.Close()
 		c, err := newFrames(dripping{raw, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a := c.ask(t, field{":method", "GET"}, field{":scheme", "http"}, field{":path", "/"}, field{":authority", fmt.Sprintf("%s:%d", o.name, o.port)})
 		if a.status != "200" || a.body != "carried" {
 			t.Errorf("%+v", a)
@@ -110,9 +101,7 @@ func TestPlainHTTP2(t *testing.T) {
 	})
 	t.Run("what is nearly the preface", func(t *testing.T) {
 		raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer raw.Close()
 		_ = raw.SetDeadline(time.Now().Add(5 * time.Second))
 		io.WriteString(raw, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n")

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // sliced answers a request for a range of text with that, and others with all.
@@ -37,9 +39,7 @@ func TestQuotedOnAnotherPort(t *testing.T) {
 			r, _ := http.NewRequestWithContext(t.Context(), "GET", plain.url("http", "/log"), nil)
 			r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, from+6))
 			resp, err := client.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got += text(t, resp)
 		}
 		return got

@@ -18,6 +18,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -103,22 +104,16 @@ func (m *versionEnv) seen(t *testing.T, o *origin, carrier string) string {
 		at := *m
 		at.origin = o
 		s, _, err := at.upgrade(t, "/socket", field{"sec-websocket-extensions", "permessage-deflate"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, payload, err := s.receive()
 		return fmt.Sprint(string(payload), err)
 	}
 	r, err := http.NewRequestWithContext(t.Context(), "GET", o.url(m.scheme, "/"+carrier), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	client := *m.client
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	body := text(t, resp)
 	return fmt.Sprint(resp.StatusCode, resp.Header, resp.Trailer, body)
 }
@@ -251,9 +246,7 @@ func TestQuotedInWhatIsOpen(t *testing.T) {
 			var in io.Reader
 			if test.header == nil {
 				s, _, err := m.upgrade(t, "/open")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				in = s.in
 			} else {
 				resp := m.do(t, m.request(t, "GET", "/open", nil))
@@ -366,9 +359,7 @@ func TestQuotedOutOfSight(t *testing.T) {
 		r, _ := http.NewRequestWithContext(t.Context(), "GET", test.o.url("https", test.path), nil)
 		r.Header.Set("Range", "bytes=3-")
 		resp, err := m.client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if body := text(t, resp); resp.StatusCode != test.status || !strings.Contains(body, test.want) {
 			t.Errorf("%s of %s: %d %s", test.path, test.o.name, resp.StatusCode, body)
 		}

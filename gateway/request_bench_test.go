@@ -20,6 +20,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -72,9 +73,7 @@ func (nowhere) Read(context.Context) (credential.Material, error) {
 func cpu(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -91,9 +90,7 @@ func BenchmarkExchange(b *testing.B) {
 				doc.Policy.Cache = new(int)
 			}
 			compiled, err := engine.Compile(b.Context(), doc, engine.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			engine := engine.NewEngine(compiled)
 			body := strings.Repeat("a", 1024)
 			out := nowhere{http1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
@@ -104,9 +101,7 @@ func BenchmarkExchange(b *testing.B) {
 				Metrics: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
 				Broker: credential.New(credential.Options{Sources: map[string]credential.Source{"key": out}, Bound: engine.Bound}),
 			})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			defer func() { _ = g.Shutdown(b.Context()) }()
 			p := unknownPeer(netip.MustParseAddrPort("198.51.100.7:40000")).is(Identity{Sandbox: policy.Sandbox{Name: "agent", ID: "sb-1"}})
 			p.secrets = g.secrets.Of("sb-1")

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -29,9 +30,7 @@ func TestAllowedRequestIsDecidedThenCarriedThenCompleted(t *testing.T) {
 	r, _ := http.NewRequest("POST", "https://api.example.test/v1/items?b=2&a=secret-value", strings.NewReader("hello"))
 	r.Header.Set("Authorization", "Bearer own")
 	resp, err := l.client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, want := text(t, resp), `POST api.example.test /v1/items?b=2&a=secret-value hello auth="Bearer own"`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -142,9 +141,7 @@ func TestDeniedRequestIsLegible(t *testing.T) {
 			r, _ := http.NewRequest("POST", "https://api.example.test/x", strings.NewReader("body"))
 			r.Header.Set("Accept", test.accept)
 			resp, err := l.client().Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			body := text(t, resp)
 			e := l.await(1)[0]
 			if resp.StatusCode != 403 || resp.Header.Get("Sallyport-Decision") != e.ID() || resp.Header.Get("Content-Type") != test.kind {
@@ -197,9 +194,7 @@ func TestMisuseIsRefusedBeforePolicy(t *testing.T) {
 				return allow(in)
 			})
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			resp, body := send(t, c, test.request)
 			if resp.StatusCode != test.status {
 				t.Errorf("%d %s, want %d", resp.StatusCode, body, test.status)
@@ -236,9 +231,7 @@ func TestSmuggledFramingIsRefused(t *testing.T) {
 				}
 			})
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			resp, _ := send(t, c, request)
 			if name != "both lengths" && resp.StatusCode < 400 || smuggled.Load() {
 				t.Errorf("%d, reached the upstream: %v", resp.StatusCode, smuggled.Load())
@@ -380,9 +373,7 @@ func TestClientThatGoesAwayCompletes(t *testing.T) {
 		}
 	})
 	resp, err := l.client().Get("https://api.example.test/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	io.CopyN(io.Discard, resp.Body, 1<<18)
 	resp.Body.Close()
 	c := l.await(2)[1]
@@ -409,9 +400,7 @@ func TestHopByHopHeadersStayOnTheirHop(t *testing.T) {
 		w.Header().Set("Sallyport-Decision", "forged")
 	})
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, _ := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: keep-alive, X-Mine\r\nTE: trailers\r\nKeep-Alive: 5\r\nProxy-Authorization: Basic eDp5\r\nX-Kept: 1\r\n\r\n")
 	if diff := cmp.Diff(got, http.Header{"X-Kept": {"1"}}); diff != "" {
 		t.Errorf("to the upstream: %s", diff)

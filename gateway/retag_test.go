@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -23,9 +24,7 @@ func TestTagsOfAnOpenConnection(t *testing.T) {
 	})
 	l.tag(map[string]string{"team": "a"})
 	c, err := l.secure(l.address("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	ask := func() string {
 		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n")

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -59,9 +60,7 @@ func TestRevisionOfEveryDecision(t *testing.T) {
 	say(w.name("api.example.test").String()+":80", "\x16\x03\x01\x00\x05hello")                    // TLS that is none
 	say("203.0.113.7:25", "EHLO x\r\n")                                                            // neither
 	c, err := w.steer(t.Context(), "tcp", raw.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pong(t, c, "hello", "ping")
 	c.Close()
 	elsewhere := &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", User: url.UserPassword("ci", "wrong"), Host: w.proxy.Addr().String()})}}

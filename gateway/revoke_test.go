@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -70,13 +71,9 @@ func TestRevokedWebSockets(t *testing.T) {
 		m.mux.Handle("/gone", echoing)
 		m.mux.Handle("/kept", echoing)
 		gone, _, err := m.upgrade(t, "/gone")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		kept, _, err := m.upgrade(t, "/kept")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		gone.echoes(t, "hello")
 		kept.echoes(t, "hello")
 		began := m.withdraw("/gone", m.allow)
@@ -353,9 +350,7 @@ func TestRevokedTunnels(t *testing.T) {
 			}
 			open := func(name string) net.Conn {
 				c, err := dial(t.Context(), "tcp", w.bytes(name, "hello").address())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				t.Cleanup(func() { c.Close() })
 				_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 				pong(t, c, "hello", "ping")

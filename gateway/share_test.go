@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // door is an exposed port of one of many sandboxes.
@@ -19,9 +21,7 @@ type door struct {
 func (n *published) of(t *testing.T, id, owner string) door {
 	t.Helper()
 	e, token, err := n.store.Add(named(id), id, owner, n.port, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.exposed.Replace(n.store.List())
 	return door{n, fmt.Sprintf("%s:%d", e.Host(), portOf(n.ln.Addr()).Port()), token}
 }
@@ -36,9 +36,7 @@ type knocker struct {
 func (n *published) knock(t *testing.T) *knocker {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	return &knocker{c, bufio.NewReader(c)}

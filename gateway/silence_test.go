@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 )
 
 // of are the events by now that have the rule.
@@ -49,9 +50,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 			})
 			l.policy(allow)
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", tt.alpn)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			io.WriteString(c, tt.sent)
 			if tt.want != 0 {
 				resp, _ := send(t, c, "")
@@ -77,15 +76,11 @@ func TestSilenceOfItsOwnAccordIsNotDenied(t *testing.T) {
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 	for _, alpn := range []string{"http/1.1", "h2"} {
 		c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", alpn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c.Close()
 	}
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if resp, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); resp.StatusCode != 200 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
@@ -138,9 +133,7 @@ func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := net.Dial("tcp", l.proxy.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(5 * time.Second))
 			io.WriteString(c, tt.sent)

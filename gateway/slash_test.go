@@ -13,6 +13,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/internal/recorded"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -55,13 +56,9 @@ allow contains {"rule": "gcs"} if {
 func TestEncodedSlashes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte(services), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "team.rego"), []byte(services), 0o600))
 	p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(time.Second))}}, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const npm, gitlab, gcs = "registry.npmjs.org", "gitlab.com", "storage.googleapis.com"
 	for _, tt := range []struct {
 		host, target string
@@ -94,9 +91,7 @@ func TestEncodedSlashes(t *testing.T) {
 					client.Transport.(*http.Transport).ForceAttemptHTTP2 = true
 				}
 				resp, err := client.Get("https://" + tt.host + tt.target)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				got, _ := io.ReadAll(resp.Body)
 				_ = resp.Body.Close()
 				if want := map[string]int{"http/1.1": 1, "h2": 2}[protocol]; resp.ProtoMajor != want {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -145,9 +146,7 @@ func TestSleepOverTCP(t *testing.T) {
 			l.policy(decide)
 			far, up := net.Conn(nil), make(chan net.Conn, 1)
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer ln.Close()
 			go func() {
 				c, err := ln.Accept()
@@ -239,9 +238,7 @@ func TestSleepInTheMiddle(t *testing.T) {
 		}
 	})
 	c, err := l.secure(l.name("big.example.test").String()+":443", "big.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	io.WriteString(c, "GET / HTTP/1.1\r\nHost: big.example.test\r\n\r\n")
 	if _, err := c.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
@@ -267,9 +264,7 @@ func TestSleepAndPolicy(t *testing.T) {
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); body != "hello" {
 		t.Fatal(body)
 	}
@@ -307,9 +302,7 @@ func TestSleepAndEnd(t *testing.T) {
 			l.policy(allow)
 			l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); body != "hello" {
 				t.Fatal(body)
 			}

@@ -25,6 +25,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -165,9 +166,7 @@ func (s *soak) compile() {
 			Destination: s.raw.name, Ports: []uint16{s.raw.port}, Action: policy.Tunnel, Upstream: s.reach,
 		})
 		p, err := engine.Compile(s.t.Context(), d, engine.Options{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must.OK(s.t, err)
 		s.policies = append(s.policies, p)
 	}
 	s.broker = credential.New(credential.Options{Sources: s.sources, Revision: s.policies[0].Revision(), Bound: s.engine.Bound})
@@ -268,9 +267,7 @@ func returned(t *testing.T, before kept, also func() string) {
 // gauge is the value of one of the gateway's metrics, over all labels.
 func (l *env) gauge(name string) (total float64) {
 	families, err := l.registry.Gather()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, err)
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -346,15 +343,11 @@ func (s *soak) counts(t *testing.T) (decided, completed int) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	_ = s.gateway.Shutdown(ctx) // which writes what waits
-	if err := s.log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.log.Close())
 	open, told := map[string]*audit.Event{}, map[string]int{}
 	var early []*audit.Event
 	for e, err := range audit.Read(t.Context(), s.dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		id := e.Metadata.CorrelationUID
 		switch {
 		case e.Unmapped.Sallyport.Kind == audit.KindCompletion:

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // connKey finds a request's connection in its context.
@@ -182,9 +184,7 @@ func serveIll(o *origin) {
 func (w *netEnv) mute(name string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	o := &origin{name: name, port: addrPort(ln.Addr()).Port()}
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -225,9 +225,7 @@ func (w *netEnv) misnamed(name string) *origin {
 func (w *netEnv) nobody(name string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	defer ln.Close()
 	w.name(name)
 	return &origin{name: name, port: addrPort(ln.Addr()).Port()}

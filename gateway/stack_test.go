@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"runtime"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // A handshake takes a stack of 16 KB. A connection that waits gives half of it
@@ -19,9 +21,7 @@ func TestIdleConnectionsHaveSmallStacks(t *testing.T) {
 	to := l.name("api.example.test").String() + ":443"
 	open := func() {
 		c, err := l.secure(to, "api.example.test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		if resp, _ := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); resp.StatusCode != http.StatusOK {
 			t.Fatalf("got %s", resp.Status)

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // steered is a listener like the datapath's: its connections report the
@@ -21,9 +23,7 @@ type steered struct {
 func newSteered(t *testing.T) *steered {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &steered{Listener: ln, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 func TestStreamArrivesAsItComes(t *testing.T) {
@@ -26,9 +27,7 @@ func TestStreamArrivesAsItComes(t *testing.T) {
 		}
 	})
 	resp, err := l.client().Get("https://api.example.test/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	for i := range 3 {
 		var line [2]byte
@@ -66,9 +65,7 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 		}
 	})
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: api.example.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n")
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -193,9 +194,7 @@ func (w *netEnv) spoken(t *testing.T, o *origin, request string) (int, http.Head
 	t.Helper()
 	host := fmt.Sprintf("%s:%d", o.name, o.port)
 	raw, err := w.steer(t.Context(), "tcp", host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := tls.Client(raw, &tls.Config{RootCAs: w.ca.pool, ServerName: o.name})
 	defer c.Close()
 	resp, _ := send(t, c, strings.ReplaceAll(request, "HOST", host))

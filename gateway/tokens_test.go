@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -295,9 +296,7 @@ func TestTokensOfTunnels(t *testing.T) {
 	w.policy(under(w.tunnel, policy.Limit{Name: "tokens", Every: year, Tokens: 64 << 10}))
 	o := w.bytes("raw.example.test", "")
 	c, err := w.steer(t.Context(), "tcp", o.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, _ = c.Write([]byte("\x00"))
@@ -310,9 +309,7 @@ func TestTokensOfTunnels(t *testing.T) {
 	}
 	w.policy(spending(w.tunnel, policy.Limit{Name: "cost", Every: year, Cost: 1e9}))
 	c, err = w.steer(t.Context(), "tcp", o.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, _ = c.Write([]byte("\x00"))

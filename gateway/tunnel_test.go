@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -22,9 +23,7 @@ func (w *netEnv) bytes(name, greeting string) *origin {
 	w.t.Helper()
 	addr := echo(w.t, greeting)
 	a, err := net.ResolveTCPAddr("tcp", addr)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	w.name(name)
 	return &origin{name: name, port: uint16(a.Port)}
 }
@@ -53,9 +52,7 @@ func TestTunnelOfTLS(t *testing.T) {
 			const size = 16 << 20
 			r, _ := http.NewRequestWithContext(t.Context(), "POST", o.url("https", "/"), &endless{left: size})
 			resp, err := client.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil || resp.TLS.PeerCertificates[0].Issuer.String() != w.public.cert.Subject.String() {
 				t.Errorf("%d %v from %v", n, err, resp.TLS.PeerCertificates[0].Issuer)
 			}
@@ -108,9 +105,7 @@ func TestTunnelThatIsRefused(t *testing.T) {
 				w.zone.set("api.example.test", net.ParseIP(test.address))
 			}
 			raw, err := w.steer(t.Context(), "tcp", o.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer raw.Close()
 			c := tls.Client(raw, &tls.Config{ServerName: test.sni, InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}})
 			resp, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: close\r\n\r\n")
@@ -157,9 +152,7 @@ func TestOtherProtocols(t *testing.T) {
 						dial = w.connect
 					}
 					c, err := dial(t.Context(), "tcp", o.address())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					defer c.Close()
 					_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 					in := bufio.NewReader(c)
@@ -202,9 +195,7 @@ func TestTunnelWaitsForItsReader(t *testing.T) {
 	w := newNetEnv(t)
 	w.policy(w.tunnel)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var work sync.WaitGroup
 	body := &endless{left: 1 << 40}
 	work.Go(func() {
@@ -220,9 +211,7 @@ func TestTunnelWaitsForItsReader(t *testing.T) {
 	w.name("db.example.test")
 	o := &origin{name: "db.example.test", port: addrPort(ln.Addr()).Port()}
 	c, err := w.steer(t.Context(), "tcp", o.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	io.WriteString(c, "\x00")
 	grew := heap(func() {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -111,14 +112,10 @@ func TestWaitingRequestsAreCounted(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := c.WritePing(false, [8]byte{1}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.WritePing(false, [8]byte{1}))
 		for { // all of it has been read
 			f, err := c.ReadFrame()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if p, ok := f.(*http2.PingFrame); ok && p.IsAck() {
 				return
 			}
@@ -128,9 +125,7 @@ func TestWaitingRequestsAreCounted(t *testing.T) {
 		c := w.frames(w.steer, o)
 		defer c.Close()
 		id, err := c.open(true, o.request("/")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return c.waitFor(id, 500*time.Millisecond).status
 	}
 	// Some of a connection's requests begin only when it has ended, and count for nothing.

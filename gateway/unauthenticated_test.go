@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 )
 
 const strangersFromOne = 256 // address
@@ -25,9 +26,7 @@ func (l *env) hush(n int, from string) (gone chan int) {
 	gone = make(chan int, n)
 	for i := range n {
 		c, err := d.Dial("tcp", l.proxy.Addr().String())
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must.OK(l.t, err)
 		l.t.Cleanup(func() { c.Close() })
 		go func() {
 			_, _ = c.Read(make([]byte, 1))
@@ -44,9 +43,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	gone := l.hush(strangersFromOne, "127.0.0.1")
 	reach := func(who string) {
@@ -118,9 +115,7 @@ func TestNeighbourInAFlood(t *testing.T) {
 	l := newEnv(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.upstream("api.example.test", false, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	stop := make(chan struct{})
 	var flood sync.WaitGroup
@@ -152,9 +147,7 @@ func TestNeighbourInAFlood(t *testing.T) {
 	time.Sleep(300 * time.Millisecond) // all places are taken by then
 	for i := range 50 {
 		c, err := net.Dial("tcp", l.proxy.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c.SetDeadline(time.Now().Add(10 * time.Second))
 		io.WriteString(c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
 			base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/check"
 	"sallyport/policy/engine"
@@ -21,9 +22,7 @@ import (
 func deciding(t *testing.T, timeout time.Duration, rego string) *env {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "team.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600))
 	doc := policy.Document{
 		Egress: []policy.EgressRule{{Name: "api", Destination: "api.example.test"}},
 		Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(timeout))},
@@ -32,9 +31,7 @@ func deciding(t *testing.T, timeout time.Duration, rego string) *env {
 		t.Fatal(f)
 	}
 	p, err := engine.Compile(t.Context(), doc, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := newEnv(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "well") })

@@ -3,6 +3,8 @@ package gateway_test
 import (
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // What is refused for its head is told what is wrong with it and what to send
@@ -27,9 +29,7 @@ func TestRefusedHeadIsLegible(t *testing.T) {
 			l := newEnv(t)
 			l.policy(allow)
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", "http/1.1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			resp, body := send(t, c, tt.request)
 			if resp.Status != tt.status {
 				t.Errorf("got %s, want %s", resp.Status, tt.status)

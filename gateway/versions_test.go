@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -70,18 +71,14 @@ func (m *versionEnv) url(path string) string { return m.origin.url(m.scheme, pat
 func (m *versionEnv) request(t *testing.T, method, path string, body io.Reader) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, m.url(path), body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
 func (m *versionEnv) do(t *testing.T, r *http.Request) *http.Response {
 	t.Helper()
 	resp, err := m.client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	if resp.Proto != proto[m.version] {
 		t.Fatalf("the client was answered in %s, want %s", resp.Proto, proto[m.version])

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -92,9 +93,7 @@ func (s *socket) echoes(t *testing.T, text string) {
 		kind, back byte
 		payload    string
 	}{{wsText, wsText, text}, {wsPing, wsPong, "are you there"}} {
-		if err := s.send(f.kind, []byte(f.payload)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.send(f.kind, []byte(f.payload)))
 		kind, payload, err := s.receive()
 		if err != nil || kind != f.back || string(payload) != f.payload {
 			t.Fatalf("frame of kind %d, %d bytes, %v; want kind %d, %d bytes", kind, len(payload), err, f.back, len(f.payload))
@@ -154,9 +153,7 @@ func (m *versionEnv) upgrade(t *testing.T, path string, header ...field) (*socke
 		return m.extend(t, path, host, header...)
 	}
 	raw, err := m.dial(t.Context(), "tcp", host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := raw
 	if m.scheme == "https" {
 		c = tls.Client(raw, &tls.Config{RootCAs: m.ca.pool, ServerName: m.origin.name})
@@ -174,9 +171,7 @@ func (m *versionEnv) upgrade(t *testing.T, path string, header ...field) (*socke
 	}
 	in := bufio.NewReader(c)
 	resp, err := http.ReadResponse(in, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if resp.StatusCode != 101 {
 		return nil, resp, errRefused
 	}
@@ -186,26 +181,20 @@ func (m *versionEnv) upgrade(t *testing.T, path string, header ...field) (*socke
 func (m *versionEnv) extend(t *testing.T, path, host string, header ...field) (*socket, *http.Response, error) {
 	t.Helper()
 	raw, err := m.dial(t.Context(), "tcp", host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := raw
 	if m.scheme == "https" {
 		c = tls.Client(raw, &tls.Config{RootCAs: m.ca.pool, ServerName: m.origin.name, NextProtos: []string{"h2"}})
 	}
 	t.Cleanup(func() { c.Close() })
 	f, err := newFrames(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	fields := append([]field{
 		{":method", "CONNECT"}, {":protocol", "websocket"}, {":scheme", m.scheme}, {":path", path}, {":authority", host},
 		{"sec-websocket-version", "13"}, {"origin", "http://x"},
 	}, header...)
 	id, err := f.open(false, fields...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, w := io.Pipe()
 	t.Cleanup(func() { r.Close() })
 	s := &stream{frames: f, id: id, pipe: r, room: make(chan uint32, 1000), has: 65535}
@@ -308,14 +297,10 @@ func TestWebSockets(t *testing.T) {
 			return nil
 		}, Handler: echoing})
 		s, _, err := m.upgrade(t, "/ws")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s.echoes(t, "hello")
 		s.echoes(t, strings.Repeat("long ", 100_000))
-		if err := s.send(wsClose, []byte{3, 232}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.send(wsClose, []byte{3, 232}))
 		if _, err := io.Copy(io.Discard, s.in); err != nil {
 			t.Errorf("the end: %v", err)
 		}
@@ -331,9 +316,7 @@ func TestWebSockets(t *testing.T) {
 		}
 
 		s, resp, err := m.upgrade(t, "/chat", field{"sec-websocket-protocol", "chat.v1, chat.v2"}, field{"cookie", "a=b"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s.echoes(t, "hello")
 		if got := resp.Header.Get("Sec-Websocket-Protocol"); got != "chat.v2" || protocols.Load() != "[chat.v1 chat.v2]a=b" {
 			t.Errorf("subprotocol %s of %s", got, protocols.Load())
@@ -407,9 +390,7 @@ func TestWebSocketThatEnds(t *testing.T) {
 		}))
 		for i := range 9 {
 			s, _, err := m.upgrade(t, "/flood")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, _, err := s.receive(); err != nil {
 				t.Fatal(err)
 			}
@@ -427,9 +408,7 @@ func TestWebSocketThatEnds(t *testing.T) {
 		}
 		for range 5 {
 			s, _, err := m.upgrade(t, "/end")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			start := time.Now()
 			if kind, payload, err := s.receive(); err != nil || kind != wsText || string(payload) != "bye" {
 				t.Errorf("%d %q %v", kind, payload, err)
@@ -459,15 +438,11 @@ func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
 	host := fmt.Sprintf("%s:%d", o.name, o.port)
 	id, err := c.open(false, field{":method", "CONNECT"}, field{":protocol", "websocket"}, field{":scheme", "https"}, field{":path", "/flood"},
 		field{":authority", host}, field{"sec-websocket-version", "13"}, field{"origin", "http://x"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if n := stalled(sent.Load); n == 0 || n > buffered {
 		t.Errorf("%d bytes were taken", n)
 	}
-	if err := c.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.WriteRSTStream(id, http2.ErrCodeCancel))
 	await(t, ended)
 	w.settled(t)
 }
@@ -495,9 +470,7 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 			w.WriteHeader(http.StatusTeapot)
 		})
 		r, err := http.NewRequest(http.MethodGet, o.url("https", "/"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for name, value := range map[string]string{
 			"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 			"Sec-Websocket-Protocol": offered,
@@ -505,9 +478,7 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 			r.Header.Set(name, value)
 		}
 		resp, err := w.agent("h1", true, w.steer, false).Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		resp.Body.Close()
 		if got := strings.Join((<-got)["Sec-Websocket-Protocol"], ", "); got != want {
 			t.Errorf("%q became %q", offered, got)

@@ -14,15 +14,14 @@ import (
 	"sync"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 )
 
 func open(t *testing.T, dir string) *memory.Folder {
 	t.Helper()
 	f, err := memory.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -30,9 +29,7 @@ func open(t *testing.T, dir string) *memory.Folder {
 func TestWrite(t *testing.T) {
 	dir, secret := plant(t)
 	f := open(t, dir)
-	if err := f.Write("new/deep/a.md", []byte("one"), ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Write("new/deep/a.md", []byte("one"), ""))
 	for path, mode := range map[string]fs.FileMode{"new": 0o777, "new/deep": 0o777, "new/deep/a.md": 0o666} {
 		if info, err := os.Stat(filepath.Join(dir, path)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", path, info.Mode(), err)
@@ -72,9 +69,7 @@ func TestWrite(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Dir(secret)); len(left) != 1 {
 		t.Errorf("outside: %v", left)
 	}
-	if err := f.Write("new/deep/a.md", []byte("two"), one); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Write("new/deep/a.md", []byte("two"), one))
 	if got, err := f.Read("new/deep/a.md"); err != nil || string(got) != "two" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -113,9 +108,7 @@ func TestRemoveAndRename(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, "made")); err == nil {
 		t.Error("a folder was made for nothing")
 	}
-	if err := f.Rename("notes/a.md", "more/b.md"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Rename("notes/a.md", "more/b.md"))
 	for _, name := range []string{"outdir", "out", "pipe", "more"} {
 		if err := f.Remove(name); err != nil {
 			t.Errorf("Remove(%q): %v", name, err)
@@ -141,9 +134,7 @@ func TestWriters(t *testing.T) {
 	}
 	all.Wait()
 	got, err := f.Read("shared.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	seen := map[string]int{}
 	for line := range strings.Lines(string(got)) {
 		seen[strings.TrimSpace(line)]++
@@ -220,9 +211,7 @@ func TestKilledWriter(t *testing.T) {
 		if err == nil {
 			err = c.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		said := bufio.NewScanner(out)
 		written := -1
 		for range 3 + n {
@@ -235,9 +224,7 @@ func TestKilledWriter(t *testing.T) {
 		written += bytes.Count(rest, []byte("\n"))
 		_ = c.Wait()
 		got, err := open(t, dir).Read("shared.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(got) > 0 && got[len(got)-1] != '\n' || !bytes.Contains(got, fmt.Appendf(nil, "%d %d\n", n, written)) {
 			t.Fatalf("after %d lines of %d: %q", written, n, got)
 		}

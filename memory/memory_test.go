@@ -14,15 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 )
 
 func ensure(t *testing.T) string {
 	t.Helper()
 	dir, err := memory.Ensure(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -46,27 +45,19 @@ func read(dir, name string) ([]byte, error) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func link(t *testing.T, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(target, path))
 }
 
 func TestEnsure(t *testing.T) {
 	sandbox := filepath.Join(t.TempDir(), "sandboxes", "demo")
 	dir, err := memory.Ensure(sandbox)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if want := filepath.Join(sandbox, "memory"); dir != want || memory.Dir(sandbox) != want {
 		t.Errorf("dir = %s, %s, want %s", dir, memory.Dir(sandbox), want)
 	}
@@ -76,9 +67,7 @@ func TestEnsure(t *testing.T) {
 		}
 	}
 	write(t, filepath.Join(dir, "memories.md"), "what the agent wrote")
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o755))
 	if _, err := memory.Ensure(sandbox); err != nil {
 		t.Fatal(err)
 	}
@@ -100,9 +89,7 @@ func TestEnsureRefuses(t *testing.T) {
 		{"a link in the folder's place", func(t *testing.T, s string) { link(t, outside, memory.Dir(s)) }, false},
 		{"a file in the folder's place", func(t *testing.T, s string) { write(t, memory.Dir(s), "") }, false},
 		{"memories.md is a link out", func(t *testing.T, s string) {
-			if err := os.Mkdir(memory.Dir(s), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Mkdir(memory.Dir(s), 0o700))
 			link(t, filepath.Join(outside, "made"), filepath.Join(memory.Dir(s), memory.Index))
 		}, true},
 	}
@@ -134,17 +121,11 @@ func plant(t *testing.T) (dir, secret string) {
 	link(t, "notes", filepath.Join(dir, "in"))
 	link(t, "loop", filepath.Join(dir, "loop"))
 	link(t, "/proc/self/root", filepath.Join(dir, "proc"))
-	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, "socket")}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, "socket")}))
 	return dir, secret
 }
 
@@ -153,9 +134,7 @@ func TestList(t *testing.T) {
 	const evil = "x\x1b[2J\n\xff"
 	write(t, filepath.Join(dir, evil), "12345")
 	entries, err := list(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got []string
 	for _, e := range entries {
 		if time.Since(e.Modified) > time.Minute {
@@ -188,9 +167,7 @@ func TestListIsBounded(t *testing.T) {
 		dir := ensure(t)
 		for i := range 10_050 {
 			f, err := os.Create(filepath.Join(dir, fmt.Sprint(i)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			f.Close()
 		}
 		entries, err := list(dir)
@@ -212,13 +189,9 @@ func TestRead(t *testing.T) {
 	dir, secret := plant(t)
 	write(t, filepath.Join(dir, "empty"), "")
 	write(t, filepath.Join(dir, "large"), "")
-	if err := os.Truncate(filepath.Join(dir, "large"), 16<<20+1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(filepath.Join(dir, "large"), 16<<20+1))
 	up, err := filepath.Rel(dir, secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tests := []struct {
 		name, path string
 		want       string
@@ -306,9 +279,7 @@ func TestRace(t *testing.T) {
 			}
 		}
 		entries, err := list(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, e := range entries {
 			if e.Path == "swapdir/secret" && e.Size != 0 && e.Size != 4 {
 				t.Fatalf("listed from outside: %+v", e)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/open-policy-agent/opa/v1/rego"
+
+	"sallyport/internal/test/must"
 )
 
 // TestSchemas holds that every key of every published schema has a description
@@ -18,13 +20,9 @@ func TestSchemas(t *testing.T) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var schema map[string]any
-		if err := json.Unmarshal(text, &schema); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(text, &schema))
 		var walk func(at string, n map[string]any)
 		walk = func(at string, n map[string]any) {
 			properties, _ := n["properties"].(map[string]any)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/pathvariants"
 )
@@ -85,17 +86,13 @@ var alike = []string{"case", "final slash", "trim", "plus", "width"}
 // policy decides about, but for what denies take two paths for one in anyway.
 func TestServers(t *testing.T) {
 	text, err := os.ReadFile("testdata/servers.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var servers []struct {
 		Server string   `yaml:"server"`
 		Steps  []string `yaml:"steps"`
 		Source string   `yaml:"source"`
 	}
-	if err := yaml.UnmarshalWithOptions(text, &servers, yaml.Strict()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalWithOptions(text, &servers, yaml.Strict()))
 	// Every pair of what is special, within a path and at its ends.
 	special := []string{
 		"", "/", "//", "..", ".", "%2e%2e", "%2e", "%2f", "%2F", "%5c", `\`, ";", "%3b", "%3f", "%23", "%20", "+", "%25", "%252e", "%252f",

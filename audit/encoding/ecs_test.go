@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/stories"
 )
 
@@ -19,9 +20,7 @@ import (
 func fields(t *testing.T, version string) map[string][]string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "ecs", version+".tsv"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all := map[string][]string{}
 	for line := range strings.Lines(string(b)) {
 		name, typ, _ := strings.Cut(strings.TrimSpace(line), "\t")
@@ -59,9 +58,7 @@ func TestECS(t *testing.T) {
 			for _, e := range events {
 				t.Run(version+" "+story, func(t *testing.T) {
 					var doc any
-					if err := json.Unmarshal(encode(t, "ecs", entry(t, e, 7)), &doc); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, json.Unmarshal(encode(t, "ecs", entry(t, e, 7)), &doc))
 					leaves("", doc, func(path string, v any) {
 						if strings.HasPrefix(path, "sallyport.") || strings.HasPrefix(path, "labels.") || version == "8.17.0" && strings.HasPrefix(path, "gen_ai.") {
 							return

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 const fieldsPage = "../../docs/reference/audit-fields.md"
@@ -39,9 +40,7 @@ func flat(t *testing.T, name string, r audit.Entry) map[string]string {
 		}
 	} else {
 		var doc any
-		if err := json.Unmarshal(line, &doc); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(line, &doc))
 		leaves("", doc, func(path string, v any) {
 			b, _ := json.Marshal(v)
 			all[path] = string(b)
@@ -164,9 +163,7 @@ func TestFields(t *testing.T) {
 		b.WriteString(" | " + quoted(got["ecs"]) + " | " + quoted(got["cef"]) + " |\n")
 	}
 	text, err := os.ReadFile(fieldsPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
 	before, rest, ok := strings.Cut(string(text), begin)
 	_, after, closed := strings.Cut(rest, end)
@@ -175,9 +172,7 @@ func TestFields(t *testing.T) {
 	}
 	want := before + begin + b.String() + end + after
 	if *update {
-		if err := os.WriteFile(fieldsPage, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(fieldsPage, []byte(want), 0o644))
 		return
 	}
 	if diff := cmp.Diff(strings.Split(string(text), "\n"), strings.Split(want, "\n")); diff != "" {

@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/encoding"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 	"sallyport/internal/test/stories"
 )
@@ -32,26 +33,18 @@ func entry(t testing.TB, e *audit.Event, number uint64) audit.Entry {
 	own := *e
 	own.Metadata.Sequence = number
 	b, err := json.Marshal(&own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	v := jsontext.Value(b)
-	if err := v.Canonicalize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, v.Canonicalize())
 	return audit.Entry{Number: number, JSON: v, Event: &own}
 }
 
 func encode(t testing.TB, name string, r audit.Entry) []byte {
 	t.Helper()
 	e, err := encoding.ByName(name, origin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, err := e(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return b
 }
 
@@ -78,14 +71,10 @@ func TestGolden(t *testing.T) {
 			}
 			path := filepath.Join("testdata", name+".golden")
 			if *update {
-				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(path, got.Bytes(), 0o644))
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -97,9 +86,7 @@ func TestGolden(t *testing.T) {
 func TestSchema(t *testing.T) {
 	for name, version := range map[string]string{"ocsf": "1.9.0", "ocsf-1.8": "1.8.0", "ocsf-1.5": "1.5.0"} {
 		s, err := ocsf.Load(version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for story, events := range stories.Events() {
 			for _, e := range events {
 				t.Run(name+" "+story, func(t *testing.T) {
@@ -134,13 +121,9 @@ func TestStored(t *testing.T) {
 				sent := encode(t, "ocsf", r)
 				check(t, r, sent)
 				var other any
-				if err := json.Unmarshal(sent, &other); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, json.Unmarshal(sent, &other))
 				formatted, err := json.MarshalIndent(other, "", "\t")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				check(t, r, formatted)
 			})
 		}
@@ -148,9 +131,7 @@ func TestStored(t *testing.T) {
 	t.Run("an older line", func(t *testing.T) {
 		line := []byte(`{"metadata":{"version":"1.5.0","uid":"a","sequence":1},"time":1,"message":"\u2028"}`)
 		e := new(audit.Event)
-		if err := json.Unmarshal(line, e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(line, e))
 		r := audit.Entry{Number: 1, JSON: line, Event: e}
 		check(t, r, encode(t, "ocsf", r))
 	})

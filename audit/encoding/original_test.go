@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/audit/encoding"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/stories"
 )
 
@@ -24,9 +25,7 @@ func TestOriginal(t *testing.T) {
 						forms["syslog"] = append([]byte("<134>1 2026-11-20T13:24:34Z host sallyport - - - "), append(sent, '\n')...)
 					} else {
 						var doc map[string]any
-						if err := json.Unmarshal(sent, &doc); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, json.Unmarshal(sent, &doc))
 						doc["received"] = map[string]any{"by": "siem"}
 						forms["formatted"], _ = json.MarshalIndent(doc, "", " ")
 						if name == "ocsf" {
@@ -52,13 +51,9 @@ func TestOriginalFindsChanges(t *testing.T) {
 	for _, name := range encoding.Names()[1:] {
 		t.Run(name, func(t *testing.T) {
 			e, err := encoding.ByName(name, encoding.Origin{}) // which the record does not say
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sent, err := e(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for i := range sent {
 				changed := bytes.Clone(sent)
 				changed[i] ^= 1

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit/index"
+	"sallyport/internal/test/must"
 )
 
 // BenchmarkMillion and BenchmarkTenMillion make a log of so many records and an index of it,
@@ -23,9 +24,7 @@ func benchmark(b *testing.B, records int) {
 	g := newTraffic(1)
 	g.write(b, dir, records)
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	log := int64(0)
 	for _, f := range files {
 		log += size(b, f)
@@ -76,9 +75,7 @@ func benchmark(b *testing.B, records int) {
 			q, began := query(), time.Now()
 			n := 0
 			for _, err := range index.Search(context.Background(), dir, path, q) {
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				if n++; n == first {
 					break
 				}

@@ -21,6 +21,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/index"
+	"sallyport/internal/test/must"
 )
 
 // traffic makes up what sandboxes do, the same from the same seed.
@@ -110,9 +111,7 @@ func (g *traffic) next() (events []*audit.Event) {
 func (g *traffic) write(t testing.TB, dir string, n int) {
 	t.Helper()
 	l, err := audit.Open(dir, audit.Options{SegmentSize: max(64<<10, int64(n)*60)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	for n > 0 {
 		var batch []*audit.Event
@@ -120,22 +119,16 @@ func (g *traffic) write(t testing.TB, dir string, n int) {
 			batch = append(batch, g.next()...)
 		}
 		n -= len(batch)
-		if err := l.Append(context.Background(), batch...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(context.Background(), batch...))
 	}
 }
 
 func update(t testing.TB, dir, path string) {
 	t.Helper()
 	x, err := index.Open(context.Background(), dir, path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer x.Close()
-	if err := x.Update(context.Background(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Update(context.Background(), nil))
 }
 
 // answer are the numbers of what a search yields, and the damage.
@@ -285,14 +278,10 @@ func edit(t *testing.T, dir string, segment int, change func(lines []string)) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	data, err := os.ReadFile(files[segment])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lines := strings.SplitAfter(string(data), "\n")
 	change(lines)
-	if err := os.WriteFile(files[segment], []byte(strings.Join(lines, "")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(files[segment], []byte(strings.Join(lines, "")), 0o600))
 }
 
 // An index that does not fit the log is not used, and is made anew.
@@ -302,18 +291,14 @@ func TestUnfit(t *testing.T) {
 		"empty":   func(t *testing.T, dir, path string) { put(t, path, "") },
 		"another version": func(t *testing.T, dir, path string) {
 			db, err := sql.Open("sqlite", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer db.Close()
 			if _, err := db.Exec("PRAGMA user_version = 7"); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"another log": func(t *testing.T, dir, path string) {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.RemoveAll(dir))
 			newTraffic(4).write(t, dir, 1500)
 		},
 		"a log that was cut": func(t *testing.T, dir, path string) {
@@ -321,9 +306,7 @@ func TestUnfit(t *testing.T) {
 			if err != nil || len(files) < 3 {
 				t.Fatalf("%v, %v", files, err)
 			}
-			if err := os.Remove(files[len(files)-1]); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(files[len(files)-1]))
 		},
 		"an older copy of the log": func(t *testing.T, dir, path string) {
 			edit(t, dir, 0, func(lines []string) {
@@ -352,9 +335,7 @@ func put(t *testing.T, path, text string) {
 	for _, suffix := range []string{"-wal", "-shm"} {
 		_ = os.Remove(path + suffix)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // Segments that were deleted are not missed, and an index that is mostly of them is made
@@ -369,9 +350,7 @@ func TestRetention(t *testing.T) {
 		t.Fatalf("%v, %v", files, err)
 	}
 	for i, f := range files[:len(files)-1] {
-		if err := os.Remove(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(f))
 		if i == 0 || i == len(files)-2 {
 			for _, q := range []index.Query{{}, {Decision: "deny"}, {Text: "users"}} {
 				want, _ := answer(t, dir, "", q)
@@ -403,21 +382,15 @@ func size(t testing.TB, path string) (n int64) {
 func TestHostileText(t *testing.T) {
 	dir, path := filepath.Join(t.TempDir(), "audit"), filepath.Join(t.TempDir(), "audit.db")
 	l, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	texts := []string{`a" OR "b`, "x\x00y", "\xff\xfe", "*", strings.Repeat("ä", 500), strings.Repeat("word ", 5000) + "beyond", "§s626f78", "NEAR(one two)", "İstanbul K"}
 	for _, text := range texts {
 		e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
 		e.HTTPRequest = &audit.HTTPRequest{Method: "GET", URL: &audit.URL{Hostname: text, Path: text}}
 		e.Unmapped.Sallyport.Sandbox = text
-		if err := l.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), e))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.Close())
 	update(t, dir, path)
 	for text, want := range map[string]int{
 		"b": 1, "OR": 1, "x": 1, "y": 1, strings.Repeat("ä", 400): 1, "ä": 0, "word": 1, "beyond": 0, "s626f78": 1, "§s626f78": 1, "two one near": 1, "İSTANBUL": 1, "k": 1,
@@ -481,9 +454,7 @@ func TestFollow(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		g.write(t, dir, 10)
 		indexed("what came much later", 610)
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.RemoveAll(dir))
 		newTraffic(8).write(t, dir, 200)
 		indexed("another log", 200)
 		cancel()

@@ -20,6 +20,7 @@ import (
 	"sallyport/audit/retention"
 	"sallyport/audit/tree"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -90,9 +91,7 @@ func (k *kept) keep(p retention.Policy) {
 func open(t testing.TB, root string, p retention.Policy) *kept {
 	t.Helper()
 	k, err := reopen(root, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { k.log.Close() })
 	return k
 }
@@ -104,18 +103,14 @@ func (k *kept) exchanges(t testing.TB, n int) {
 		d.Action, d.Message = audit.ActionAllowed, fmt.Sprint("request ", i)
 		c := audit.New(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("GET"))
 		c.Metadata.CorrelationUID = d.ID()
-		if err := k.log.Append(t.Context(), d, c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.log.Append(t.Context(), d, c))
 	}
 }
 
 func (k *kept) turn(t testing.TB) (busy bool) {
 	t.Helper()
 	busy, err := k.Turn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return busy
 }
 
@@ -131,17 +126,13 @@ func sealed(t testing.TB, n int, p retention.Policy) (k *kept, root string) {
 
 func (k *kept) checkpoint(t testing.TB) {
 	t.Helper()
-	if err := k.seal(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.seal())
 }
 
 func (k *kept) segments(t testing.TB) []audit.Segment {
 	t.Helper()
 	all, err := audit.Segments(k.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return all
 }
 
@@ -149,9 +140,7 @@ func (k *kept) segments(t testing.TB) []audit.Segment {
 func (k *kept) states(t testing.TB) (all []string) {
 	t.Helper()
 	for e, err := range audit.Read(t.Context(), k.dir, audit.Query{Kind: audit.KindLifecycle}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if s := e.Unmapped.Sallyport.State; s != tree.State {
 			all = append(all, s)
 		}
@@ -163,9 +152,7 @@ func (k *kept) states(t testing.TB) (all []string) {
 func (k *kept) verify(t testing.TB) []tree.Deleted {
 	t.Helper()
 	key, err := tree.ReadKey(k.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := tree.VerifyLog(t.Context(), k.dir, key, nil)
 	if err != nil || len(r.Findings) > 0 {
 		t.Fatal(r, err)
@@ -234,9 +221,7 @@ func TestAgeByFiles(t *testing.T) {
 		for range 60 {
 			e := audit.New(audit.KindDrop, audit.ClassNetwork, audit.NetworkRefuse)
 			e.Time = 0
-			if err := k.log.Append(t.Context(), e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, k.log.Append(t.Context(), e))
 		}
 		k.checkpoint(t)
 		before := k.segments(t)
@@ -300,9 +285,7 @@ func TestSinksBehind(t *testing.T) {
 	}
 	forced := 0
 	for e, err := range audit.Read(t.Context(), k.dir, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if d := e.Unmapped.Sallyport.Deleted; d != nil && d.Forced {
 			if forced++; e.Actor == nil || e.Actor.User.Name != "anna" || d.Last != p.Last || len(d.Segments) != p.Segments || len(d.Segments[0].SHA256) != 64 {
 				t.Errorf("%+v", d)
@@ -351,18 +334,14 @@ func TestHold(t *testing.T) {
 		t.Error(err)
 	}
 	for n := range 99 {
-		if err := k.RemoveHold(ctx, fmt.Sprint(n), "over"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.RemoveHold(ctx, fmt.Sprint(n), "over"))
 	}
 	k.checkpoint(t)
 	k.settle(t)
 	if _, err := k.Delete(t.Context(), k.now, true); !errors.Is(err, retention.ErrHeld) {
 		t.Error(err)
 	}
-	if err := k.log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.log.Close())
 	again := open(t, root, retention.Policy{Bytes: 1})
 	again.checkpoint(t)
 	again.settle(t)
@@ -379,9 +358,7 @@ func TestHold(t *testing.T) {
 	if err := again.RemoveHold(t.Context(), "case-8", "over"); !errors.Is(err, retention.ErrNoHold) {
 		t.Error(err)
 	}
-	if err := again.RemoveHold(t.Context(), "case-7", "over"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, again.RemoveHold(t.Context(), "case-7", "over"))
 	again.checkpoint(t)
 	again.settle(t)
 	if len(again.verify(t)) == 0 {
@@ -393,9 +370,7 @@ func TestHold(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	t.Run("a state that cannot be read", func(t *testing.T) {
 		k, _ := sealed(t, 60, retention.Policy{Bytes: 1})
-		if err := os.WriteFile(filepath.Join(k.dir, "retention.json"), []byte("{"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(k.dir, "retention.json"), []byte("{"), 0o600))
 		before := len(k.segments(t))
 		for range 3 {
 			if _, err := k.Turn(t.Context()); err == nil {
@@ -441,9 +416,7 @@ func TestEarliest(t *testing.T) {
 		k.checkpoint(t)
 		k.turn(t)
 		if lost {
-			if err := os.Remove(filepath.Join(k.dir, "retention.json")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(filepath.Join(k.dir, "retention.json")))
 			k.keep(retention.Policy{Keep: hour})
 		}
 		k.exchanges(t, 30)
@@ -455,16 +428,12 @@ func TestEarliest(t *testing.T) {
 	}
 	k, _ := sealed(t, 60, retention.Policy{Bytes: 60 << 10})
 	all := k.segments(t)
-	if err := audit.Remove(k.dir, all[1].Last); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, audit.Remove(k.dir, all[1].Last))
 	k.settle(t)
 	k.Use(retention.Policy{Bytes: 1})
 	k.settle(t)
 	key, err := tree.ReadKey(k.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := tree.VerifyLog(t.Context(), k.dir, key, nil)
 	if err != nil || r.Findings[0].Kind != tree.Missing || r.Findings[0].First != 1 || r.Findings[0].Last != all[1].Last || len(r.Deleted) == 0 {
 		t.Error(r, err)
@@ -527,19 +496,13 @@ func TestKilled(t *testing.T) {
 		t.Skip("strace is not installed")
 	}
 	first, whole := sealed(t, 40, retention.Policy{})
-	if err := first.log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.log.Close())
 	kills := map[string]int{}
 	for _, call := range []string{"renameat", "unlinkat", "fsync"} {
 		for n, killed := 1, true; killed; n++ {
 			root := t.TempDir()
-			if err := os.CopyFS(root, os.DirFS(whole)); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(filepath.Join(root, "key"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.CopyFS(root, os.DirFS(whole)))
+			must.OK(t, os.Chmod(filepath.Join(root, "key"), 0o600))
 			cmd := exec.Command(strace, "-f", "-o", "/dev/null", "-e", "trace="+call, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, n), os.Args[0])
 			cmd.Env = append(os.Environ(), "RETENTION_TEST_CHILD="+root)
 			out, err := cmd.CombinedOutput()
@@ -562,9 +525,7 @@ func TestKilled(t *testing.T) {
 			if len(deleted) != said || deleted[0].First != 1 || deleted[len(deleted)-1].Last+1 != k.segments(t)[0].First {
 				t.Fatalf("%s %d: %d events of %v", call, n, said, deleted)
 			}
-			if err := k.log.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, k.log.Close())
 			if killed {
 				kills[call]++
 			}

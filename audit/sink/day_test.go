@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 )
 
 // forgetful are receivers that keep nothing, by the names of their sinks.
@@ -39,9 +40,7 @@ func forgetful(t *testing.T) (list []*receiver) {
 	}))
 	es.config.URL = s.URL
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "audit"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(cluster.Close)
 	cluster.ControlKey(int16(kmsg.Produce), func(q kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
@@ -95,9 +94,7 @@ func TestDay(t *testing.T) {
 	o.Hurry(time.Millisecond, time.Minute)
 	l.set = sink.NewSet(o)
 	plan, err := l.set.Prepare(t.Context(), configs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.set.Use(plan)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -118,9 +115,7 @@ func TestDay(t *testing.T) {
 			e.Message = strings.Repeat("x", 400)
 			events[i] = e
 		}
-		if err := l.log.Append(t.Context(), events...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.log.Append(t.Context(), events...))
 		sent += len(events)
 	}
 	last := func() uint64 { at, _ := l.set.Shipped(); return at }

@@ -22,6 +22,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -165,9 +166,7 @@ type trail struct {
 func newTrail(t *testing.T, r *receiver) *trail {
 	l := &trail{t: t, dir: t.TempDir(), receiver: r}
 	log, err := audit.Open(l.dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = log.Close() })
 	l.log = log
 	t.Cleanup(func() {
@@ -193,9 +192,7 @@ func (l *trail) append(n int, message string) {
 		e.Message = message
 		events = append(events, e)
 	}
-	if err := l.log.Append(l.t.Context(), events...); err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, l.log.Append(l.t.Context(), events...))
 }
 
 // lines are the records of the log by uid.
@@ -203,9 +200,7 @@ func (l *trail) lines() map[string]string {
 	l.t.Helper()
 	all := map[string]string{}
 	for r, err := range l.read(l.t.Context(), 1, false) {
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must.OK(l.t, err)
 		all[r.Event.ID()] = string(r.JSON)
 	}
 	return all
@@ -238,9 +233,7 @@ func (l *trail) start() (stop func()) {
 	l.t.Helper()
 	l.set = sink.NewSet(l.options())
 	plan, err := l.set.Prepare(l.t.Context(), []sink.Config{l.receiver.config})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, err)
 	l.set.Use(plan)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -252,21 +245,12 @@ func (l *trail) start() (stop func()) {
 
 func (l *trail) status() sink.Status { return l.set.Status()[0] }
 
-func wait(t *testing.T, what string, until func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !until(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
-}
-
 // complete waits until the receiver has the log, and checks that each copy of a record is
 // the record.
 func (l *trail) complete() (copies int) {
 	l.t.Helper()
 	last := uint64(len(l.lines()))
-	wait(l.t, "the cursor", func() bool { return l.status().Cursor == last })
+	must.Soon(l.t, "the cursor", func() bool { return l.status().Cursor == last })
 	want := l.lines()
 	got := map[string]int{}
 	lost := len(want)
@@ -313,9 +297,9 @@ func TestFaults(t *testing.T) {
 			l.append(30, "while there is a fault")
 			switch fault {
 			case slow:
-				wait(t, "records", func() bool { return l.status().Sent >= 50 })
+				must.Soon(t, "records", func() bool { return l.status().Sent >= 50 })
 			default:
-				wait(t, "failures", func() bool { return l.status().Retries >= 2 })
+				must.Soon(t, "failures", func() bool { return l.status().Retries >= 2 })
 				if s := l.status(); s.Away.IsZero() || s.Answer == "" {
 					t.Errorf("nothing tells of the fault: %+v", s)
 				}
@@ -327,7 +311,7 @@ func TestFaults(t *testing.T) {
 		return func(t *testing.T, l *trail) {
 			l.receiver.refuse(status)
 			l.append(30, "while they are refused")
-			wait(t, "failures", func() bool { return l.status().Retries >= 3 })
+			must.Soon(t, "failures", func() bool { return l.status().Retries >= 3 })
 			l.receiver.refuse(0)
 		}
 	}
@@ -353,7 +337,7 @@ func TestFaults(t *testing.T) {
 					l := newTrail(t, receivers[name](t))
 					l.append(35, "before")
 					l.start()
-					wait(t, "the first records", func() bool { return l.status().Sent >= 10 })
+					must.Soon(t, "the first records", func() bool { return l.status().Sent >= 10 })
 					faults[fault](t, l)
 					l.append(15, "after")
 					copies := l.complete()
@@ -379,7 +363,7 @@ func TestRestarts(t *testing.T) {
 				l.append(25, fmt.Sprint("before restart ", n))
 				stop := l.start()
 				before := l.status().Cursor
-				wait(t, "some of them", func() bool { return l.status().Cursor > before })
+				must.Soon(t, "some of them", func() bool { return l.status().Cursor > before })
 				stop()
 			}
 			l.start()

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 	"sallyport/internal/webhook/signature"
 )
 
@@ -259,9 +260,7 @@ func otlpReceiver(t *testing.T) *receiver {
 func httpsReceiver(t *testing.T) *receiver {
 	r := &receiver{config: sink.Config{Type: sink.HTTPS, Credential: "hook"}, secret: map[string]string{"secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}}
 	key, err := signature.ParseSecret(r.secret["secret"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	overHTTP(t, r, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		body, _ := io.ReadAll(q.Body)
 		if q.Header.Get("Webhook-Signature") != signature.Sign(key, q.Header.Get("Webhook-Id"), q.Header.Get("Webhook-Timestamp"), body) {
@@ -283,28 +282,18 @@ func s3Receiver(t *testing.T) *receiver {
 	r := &receiver{config: sink.Config{Type: sink.S3, Credential: "s3", Bucket: "audit", Prefix: "sallyport/", Region: "us-east-1"},
 		secret: map[string]string{"accessKeyID": "AKIAEXAMPLE", "secretAccessKey": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}}
 	backend := s3mem.New()
-	if err := backend.CreateBucket(t.Context(), "audit"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, backend.CreateBucket(t.Context(), "audit"))
 	fake := gofakes3.New(backend, gofakes3.WithV4Auth(map[string]string{r.secret["accessKeyID"]: r.secret["secretAccessKey"]}))
 	r.read = func(t *testing.T) (records []string) {
 		list, err := backend.ListBucket(context.Background(), "audit", &gofakes3.Prefix{}, gofakes3.ListBucketPage{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, o := range list.Contents {
 			object, err := backend.GetObject(context.Background(), "audit", o.Key, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			z, err := gzip.NewReader(object.Contents)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			text, err := io.ReadAll(z)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			records = append(records, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")...)
 		}
 		return records
@@ -316,9 +305,7 @@ func s3Receiver(t *testing.T) *receiver {
 // kafkaReceiver is franz-go's kfake, which speaks Kafka's protocol.
 func kafkaReceiver(t *testing.T) *receiver {
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "audit"), kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-512", "sallyport", "a password"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(cluster.Close)
 	r := &receiver{config: sink.Config{Type: sink.Kafka, Brokers: cluster.ListenAddrs(), Topic: "audit", SASL: "scram-sha-512", Credential: "kafka", Plain: true},
 		secret: map[string]string{"username": "sallyport", "password": "a password"}}
@@ -345,9 +332,7 @@ func kafkaReceiver(t *testing.T) *receiver {
 	})
 	r.read = func(t *testing.T) (records []string) {
 		client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.ConsumeTopics("audit"), kgo.SASL(sink.Login("scram-sha-512", r.secret)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer client.Close()
 		ends := int64(0)
 		for p := range int32(3) {
@@ -366,14 +351,10 @@ func fileReceiver(t *testing.T) *receiver {
 	r := &receiver{config: sink.Config{Type: sink.File, Path: filepath.Join(dir, "audit.jsonl"), MaxSize: 1 << 20, Keep: 3}}
 	r.read = func(t *testing.T) (records []string) {
 		files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, f := range files {
 			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for line := range strings.Lines(string(b)) {
 				records = append(records, strings.TrimSuffix(line, "\n"))
 			}
@@ -387,9 +368,7 @@ func fileReceiver(t *testing.T) *receiver {
 // when it has read all of it.
 func syslogReceiver(t *testing.T) *receiver {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := &receiver{config: sink.Config{Type: sink.Syslog, Address: l.Addr().String(), Plain: true}}
 	r.read = r.taken
 	var work sync.WaitGroup

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -39,9 +40,7 @@ func unpacked(t *testing.T) string {
 // freePort is one that nobody listens on now.
 func freePort(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port
@@ -61,24 +60,18 @@ func newServer(t *testing.T, root, program, conf string, args ...string) (*serve
 	t.Helper()
 	s := &server{t: t, root: root, dir: t.TempDir(), port: freePort(t)}
 	ca, err := testnet.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	known := sink.TLS{Roots: ca.PEM()}
 	s.write("ca.pem", string(ca.PEM()))
 	for _, name := range []string{"server", "client"} {
 		pair, err := ca.Leaf("127.0.0.1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var chain []byte
 		for _, der := range pair.Certificate {
 			chain = append(chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 		}
 		der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 		s.write(name+".pem", string(chain))
 		s.write(name+".key", string(key))
@@ -96,24 +89,18 @@ func newServer(t *testing.T, root, program, conf string, args ...string) (*serve
 }
 
 func (s *server) write(name, text string) {
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600))
 }
 
 func (s *server) start() {
 	s.t.Helper()
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	defer log.Close()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
 	s.cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+s.root+"/usr/lib/x86_64-linux-gnu:"+s.root+"/lib/x86_64-linux-gnu:"+s.root+"/usr/lib/syslog-ng")
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, s.cmd.Start())
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		conn, err := net.Dial("tcp", "127.0.0.1:"+s.port)
 		if err == nil {
@@ -204,18 +191,14 @@ func TestCollector(t *testing.T) {
 	cmd := exec.Command("collector/build.sh")
 	cmd.Stderr = os.Stderr
 	path, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	program := strings.TrimSpace(string(path))
 	s, known := newServer(t, filepath.Dir(program), filepath.Base(program), collectorConf, "--config=DIR/conf")
 	r := &receiver{config: sink.Config{Type: sink.OTLP, URL: "https://127.0.0.1:" + s.port + "/v1/logs", TLS: known}}
 	r.read = func(t *testing.T) (records []string) {
 		s.stop() // or not all is written
 		text, err := os.ReadFile(filepath.Join(s.dir, "log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for line := range strings.Lines(string(text)) {
 			if body, ok := strings.CutPrefix(strings.TrimSpace(line), "Body: Str("); ok {
 				records = append(records, strings.TrimSuffix(body, ")"))
@@ -239,14 +222,14 @@ func sendOverFaults(t *testing.T, s *server, r *receiver) {
 		l.net.fault.Store(fault)
 		l.append(30, "during")
 		if fault == resets || fault == deaf {
-			wait(t, "the fault", func() bool { return !l.status().Away.IsZero() })
+			must.Soon(t, "the fault", func() bool { return !l.status().Away.IsZero() })
 			l.net.fault.Store(passes)
 		}
-		wait(t, "records", shipped)
+		must.Soon(t, "records", shipped)
 	}
 	s.stop()
 	l.append(30, "while it is away")
-	wait(t, "its absence", func() bool { return !l.status().Away.IsZero() })
+	must.Soon(t, "its absence", func() bool { return !l.status().Away.IsZero() })
 	s.start()
 	l.append(30, strings.Repeat("long ", 4000))
 	l.complete()
@@ -292,7 +275,7 @@ action(type="omelasticsearch" server="127.0.0.1" serverport="`+port+`" searchInd
 	l.append(20, "by way of rsyslog")
 	l.start()
 	l.complete()
-	wait(t, fmt.Sprint("20 documents in ", s.dir), func() bool { return len(r.taken(t)) >= 20 })
+	must.Soon(t, fmt.Sprint("20 documents in ", s.dir), func() bool { return len(r.taken(t)) >= 20 })
 	want := l.lines()
 	for _, doc := range r.taken(t) {
 		if want[uidOf(doc)] != doc {

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 )
 
 // gaps are the events in the log that record gaps.
@@ -42,13 +43,13 @@ func TestDeadLetters(t *testing.T) {
 			l.append(1, poison) // the sixth
 			l.append(20, "good")
 			stop := l.start()
-			wait(t, "the gap's record", func() bool { return l.status().Cursor == 27 })
+			must.Soon(t, "the gap's record", func() bool { return l.status().Cursor == 27 })
 			l.append(1, poison) // alone
-			wait(t, "the second", func() bool { return l.status().Cursor == 29 })
+			must.Soon(t, "the second", func() bool { return l.status().Cursor == 29 })
 			stop()
 			l.append(1, poison) // alone, and first after a restart
 			l.start()
-			wait(t, "the third", func() bool { return l.status().Cursor == 31 })
+			must.Soon(t, "the third", func() bool { return l.status().Cursor == 31 })
 			got := map[string]bool{}
 			for _, line := range r.read(t) {
 				got[uidOf(line)] = true
@@ -80,9 +81,9 @@ func TestRefusesGaps(t *testing.T) {
 	l.append(1, poison)
 	l.append(3, "good")
 	l.start()
-	wait(t, "the gap's record", func() bool { return l.status().Cursor == 8 && l.status().Refused == 2 })
+	must.Soon(t, "the gap's record", func() bool { return l.status().Cursor == 8 && l.status().Refused == 2 })
 	l.append(3, "good")
-	wait(t, "the rest", func() bool { return l.status().Cursor == 11 })
+	must.Soon(t, "the rest", func() bool { return l.status().Cursor == 11 })
 	if gaps := l.gaps(); len(gaps) != 1 {
 		t.Errorf("gaps: %+v", gaps)
 	}
@@ -95,7 +96,7 @@ func TestUnindexed(t *testing.T) {
 	l := newTrail(t, r)
 	l.append(5, "good")
 	l.start()
-	wait(t, "attempts", func() bool { return l.status().Retries >= 2 })
+	must.Soon(t, "attempts", func() bool { return l.status().Retries >= 2 })
 	if s := l.status(); s.Cursor != 0 || s.Away.IsZero() || !strings.Contains(s.Answer, "acknowledge") {
 		t.Errorf("%+v", s)
 	}
@@ -114,9 +115,7 @@ func TestTornFile(t *testing.T) {
 	l.complete()
 	stop()
 	f, err := os.OpenFile(r.config.Path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.WriteString(`{"torn`); err != nil {
 		t.Fatal(err)
 	}
@@ -141,11 +140,11 @@ func TestRefusesEverything(t *testing.T) {
 				l.start()
 				if !fresh {
 					l.append(3, "good")
-					wait(t, "the first", func() bool { return l.status().Cursor == 3 })
+					must.Soon(t, "the first", func() bool { return l.status().Cursor == 3 })
 				}
 				r.refuse(400)
 				l.append(40, "good")
-				wait(t, "failures", func() bool { return l.status().Retries >= 4 })
+				must.Soon(t, "failures", func() bool { return l.status().Retries >= 4 })
 				if s := l.status(); s.Away.IsZero() || s.Refused > 0 || !strings.Contains(s.Answer, "400") {
 					t.Errorf("%+v", s)
 				}
@@ -166,9 +165,7 @@ func TestLostCursor(t *testing.T) {
 	stop := l.start()
 	l.complete()
 	stop()
-	if err := os.RemoveAll(filepath.Join(l.dir, "sinks")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(filepath.Join(l.dir, "sinks")))
 	l.start()
 	if copies := l.complete(); copies != 30 {
 		t.Errorf("%d records were sent again, want 30", copies)
@@ -201,9 +198,7 @@ func TestOtherLog(t *testing.T) {
 		}
 	}
 	cursor := filepath.Join(l.dir, "sinks", "one.json")
-	if err := os.WriteFile(cursor, []byte(`{"sequence":`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(cursor, []byte(`{"sequence":`), 0o600))
 	if err := prepare(); err == nil || !strings.Contains(err.Error(), cursor) {
 		t.Errorf("a cursor that is cut off: %v", err)
 	}
@@ -215,14 +210,12 @@ func TestLogLosesRecords(t *testing.T) {
 	l := newTrail(t, r)
 	_ = l.log.Close()
 	log, err := audit.Open(l.dir, audit.Options{SegmentSize: 20 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.log = log
 	t.Cleanup(func() { _ = log.Close() })
 	l.append(1, "good")
 	stop := l.start()
-	wait(t, "the first", func() bool { return l.status().Cursor == 1 })
+	must.Soon(t, "the first", func() bool { return l.status().Cursor == 1 })
 	stop()
 	for range 100 {
 		l.append(5, strings.Repeat("x", 400))
@@ -232,12 +225,10 @@ func TestLogLosesRecords(t *testing.T) {
 		t.Fatalf("%q, %v", segments, err)
 	}
 	for _, f := range segments[:2] { // the first has what was sent
-		if err := os.Remove(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(f))
 	}
 	l.start()
-	wait(t, "the gap", func() bool { return l.status().Cursor == 502 })
+	must.Soon(t, "the gap", func() bool { return l.status().Cursor == 502 })
 	gaps := l.gaps()
 	if len(gaps) != 1 || gaps[0].First != 2 || gaps[0].Count != int(gaps[0].Last-gaps[0].First+1) || gaps[0].Last < 10 || l.status().Lost != uint64(gaps[0].Count) {
 		t.Fatalf("gaps %+v, status %+v", gaps, l.status())
@@ -264,7 +255,7 @@ func TestHold(t *testing.T) {
 		if held := l.set.Held() != ""; held != block {
 			t.Errorf("held from the start: %v, want %v", held, block)
 		}
-		wait(t, "the status", func() bool { return l.status().Full })
+		must.Soon(t, "the status", func() bool { return l.status().Full })
 		if s := l.status(); s.Waiting != 100 || s.WaitingBytes < 20<<10 || s.WaitingBytes > 60<<10 {
 			t.Errorf("%+v", s)
 		}
@@ -282,12 +273,12 @@ func TestHold(t *testing.T) {
 			}
 			continue
 		}
-		wait(t, "the hold", func() bool { return strings.Contains(reason(), "one") })
+		must.Soon(t, "the hold", func() bool { return strings.Contains(reason(), "one") })
 		if l.set.Held() != reason() {
 			t.Errorf("Held says %q", l.set.Held())
 		}
 		r.refuse(0)
-		wait(t, "its end", func() bool { return reason() == "" })
+		must.Soon(t, "its end", func() bool { return reason() == "" })
 		l.complete()
 	}
 }
@@ -310,9 +301,7 @@ func TestAlone(t *testing.T) {
 	l.set = sink.NewSet(o)
 	bad.config.Name, bad.config.Batch, bad.config.Bound = "bad", good.config.Batch, good.config.Bound
 	plan, err := l.set.Prepare(t.Context(), []sink.Config{good.config, bad.config})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.set.Use(plan)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -339,15 +328,13 @@ func TestReload(t *testing.T) {
 	use := func(list ...sink.Config) {
 		t.Helper()
 		p, err := l.set.Prepare(t.Context(), list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		l.set.Use(p)
 	}
 	second.config.Name, second.config.Encoding, second.config.Batch, second.config.Bound = "one", "ocsf", first.config.Batch, first.config.Bound
 	use(second.config) // the same name and another address
 	l.append(10, "after the first reload")
-	wait(t, "the second", func() bool { return l.status().Cursor == 60 })
+	must.Soon(t, "the second", func() bool { return l.status().Cursor == 60 })
 	if n := len(second.read(t)); n != 10 {
 		t.Errorf("the second has %d records, want the 10 that are new", n)
 	}
@@ -355,7 +342,7 @@ func TestReload(t *testing.T) {
 	release := make(chan struct{})
 	l.secret.Store(&release)
 	l.append(1, "while the receiver hangs")
-	wait(t, "the question for the secret", func() bool { return l.asked.Load() })
+	must.Soon(t, "the question for the secret", func() bool { return l.asked.Load() })
 	l.secret.Store(nil)
 	use(first.config)
 	before := len(first.read(t))
@@ -365,7 +352,7 @@ func TestReload(t *testing.T) {
 		t.Errorf("the first was sent %d records while the second was not done", n-before)
 	}
 	close(release)
-	wait(t, "the end of the second", func() bool { return l.status().Cursor == 62 })
+	must.Soon(t, "the end of the second", func() bool { return l.status().Cursor == 62 })
 	use()
 	l.append(10, "while there is none")
 	bad := first.config
@@ -374,7 +361,7 @@ func TestReload(t *testing.T) {
 		t.Error("authorities that are no PEM are taken")
 	}
 	use(first.config)
-	wait(t, "the first again", func() bool { return l.status().Cursor == 72 })
+	must.Soon(t, "the first again", func() bool { return l.status().Cursor == 72 })
 	if n := len(first.read(t)); n != 62 {
 		t.Errorf("the first has %d records, want 62", n)
 	}
@@ -389,9 +376,7 @@ func TestTest(t *testing.T) {
 		l.start()
 		l.complete()
 		for rec, err := range l.read(t.Context(), 1, false) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if answer, err := l.set.Test(t.Context(), "one", rec); err != nil || answer == "" {
 				t.Errorf("%s: %q, %v", name, answer, err)
 			}

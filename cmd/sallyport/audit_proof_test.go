@@ -12,6 +12,7 @@ import (
 	"sallyport/audit/tree"
 	"sallyport/internal/seal"
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 )
 
 type plainLog struct{ *audit.Log }
@@ -23,29 +24,19 @@ func (l plainLog) Durable() uint64 { return l.Begins() - 1 + l.Stats().Events }
 func sealedLog(t *testing.T, dir string) (string, []string) {
 	t.Helper()
 	key, err := seal.Open(filepath.Join(dir, "key"), filepath.Join(dir, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	logDir := filepath.Join(dir, "data", "audit")
 	log, err := audit.Open(logDir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var ids []string
 	for range 3 {
 		e := audit.New(audit.KindDrop, audit.ClassNetwork, audit.NetworkRefuse)
-		if err := log.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, log.Append(t.Context(), e))
 		ids = append(ids, e.ID())
 	}
 	s := tree.NewSealer(tree.Options{Dir: logDir, Log: plainLog{log}, Key: key, Logger: slog.New(slog.DiscardHandler)})
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Close())
+	must.OK(t, log.Close())
 	return logDir, ids
 }
 
@@ -70,13 +61,9 @@ func TestAuditVerify(t *testing.T) {
 	}
 	segments, _ := filepath.Glob(filepath.Join(logDir, "*.jsonl"))
 	b, err := os.ReadFile(segments[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	export := filepath.Join(dir, "export.ndjson")
-	if err := os.WriteFile(export, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(export, b, 0o600))
 	// No configuration is needed elsewhere.
 	for _, tt := range []struct {
 		name, stdin string
@@ -114,9 +101,7 @@ func TestAuditVerify(t *testing.T) {
 		}
 	}
 	// Somebody changes the log.
-	if err := os.WriteFile(segments[0], []byte(strings.Replace(string(b), ids[1], ids[0], 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(segments[0], []byte(strings.Replace(string(b), ids[1], ids[0], 1)), 0o600))
 	if out, status, _ := run(t, "", "--config", file, "audit", "verify"); status != 1 || !strings.Contains(out, "FOUND changed, record 2") {
 		t.Errorf("changed: %d %s", status, out)
 	}

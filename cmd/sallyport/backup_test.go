@@ -12,6 +12,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 // typed runs the command line with a configuration.
@@ -26,22 +27,14 @@ func sealed(t *testing.T) (path string, cfg *config.Config) {
 	t.Helper()
 	dir := t.TempDir()
 	path = filepath.Join(dir, "sallyport.yaml")
-	if err := os.WriteFile(path, []byte("dataDir: data\nrunDir: run\nkeyFile: keys/key\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("dataDir: data\nrunDir: run\nkeyFile: keys/key\n"), 0o600))
 	cfg, err := config.Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := seal.Open(cfg.KeyFile, cfg.DataDir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(cfg.DataDir, "secrets"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(cfg.DataDir, "secrets/a"), []byte("sealed"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(cfg.DataDir, "secrets"), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(cfg.DataDir, "secrets/a"), []byte("sealed"), 0o600))
 	return path, cfg
 }
 
@@ -62,13 +55,9 @@ func TestBackupAndRestore(t *testing.T) {
 			t.Errorf("mode %v, %v", i.Mode(), err)
 		}
 		key, err := os.ReadFile(cfg.KeyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		whole, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if holds := bytes.Contains(whole, key[len(key)-20:]); holds {
 			t.Error("the key is in it in the clear, not as the manifest's")
 		}
@@ -78,28 +67,20 @@ func TestBackupAndRestore(t *testing.T) {
 		if _, err := typed(t, path, "restore", file); !errors.Is(err, backup.ErrNotEmpty) {
 			t.Errorf("over what is there: %v", err)
 		}
-		if err := os.Rename(cfg.DataDir, cfg.DataDir+".lost"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Rename(cfg.DataDir, cfg.DataDir+".lost"))
 		if _, err := typed(t, path, "restore", file, "--data-dir", cfg.DataDir+".other"); err == nil || !strings.Contains(err.Error(), "is of "+cfg.DataDir) {
 			t.Errorf("to another place: %v", err)
 		}
-		if err := os.WriteFile(cfg.KeyFile, []byte("another"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(cfg.KeyFile, []byte("another"), 0o600))
 		if _, err := typed(t, path, "restore", file); withKey && (err == nil || !strings.Contains(err.Error(), "another key")) {
 			t.Errorf("over another key: %v", err)
 		}
 		if have, _ := os.ReadFile(cfg.KeyFile); string(have) != "another" {
 			t.Error("the key that was there is gone")
 		}
-		if err := errors.Join(os.Remove(cfg.KeyFile), os.RemoveAll(cfg.DataDir)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Remove(cfg.KeyFile), os.RemoveAll(cfg.DataDir)))
 		out, err := typed(t, path, "restore", file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if data, err := os.ReadFile(filepath.Join(cfg.DataDir, "secrets/a")); err != nil || string(data) != "sealed" {
 			t.Errorf("it came back as %q, %v", data, err)
 		}
@@ -116,9 +97,7 @@ func TestBackupAndRestore(t *testing.T) {
 func TestBackupOfWhatIsInUse(t *testing.T) {
 	path, cfg := sealed(t)
 	release, err := daemon.Lock(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	file := filepath.Join(t.TempDir(), "file")
 	if _, err := typed(t, path, "backup", file); err == nil || !strings.Contains(err.Error(), "--stop") {

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/policy/approval"
 )
 
@@ -34,9 +35,7 @@ func TestListingsOfHostileText(t *testing.T) {
 	cmd.SetOut(&out)
 	g := &cli.Globals{Output: "json"}
 	for _, v := range []any{list, []api.Limit{limit}} {
-		if err := g.Print(cmd, v, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, g.Print(cmd, v, nil))
 	}
 	if strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }) {
 		t.Errorf("got %q", out.String())

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -39,9 +40,7 @@ func TestImage(t *testing.T) {
 	mux.HandleFunc("DELETE /v1/images", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	file := clitest.FakeDaemon(t, mux)
 	tar := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(tar, []byte("tar"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(tar, []byte("tar"), 0o600))
 	there := "debian:bookworm is there: " + id + ", debian@" + id + "\n"
 	for _, tt := range []struct {
 		args   string

@@ -15,6 +15,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 )
 
 // run is the command line in this process: what it prints, and its status.
@@ -97,9 +98,7 @@ func TestBrokenOff(t *testing.T) {
 	if err := brokenOff(ctx, context.Canceled); !errors.Is(err, context.Canceled) {
 		t.Errorf("without a signal: %v", err)
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
 	<-ctx.Done()
 	for _, tt := range []struct {
 		err    error
@@ -164,16 +163,10 @@ func TestSecretBeforeTheDaemon(t *testing.T) {
 func TestOneDaemon(t *testing.T) {
 	_, file := clitest.Configured(t, "")
 	cfg, err := config.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.MkdirAll(cfg.DataDir, 0o700))
 	release, err := daemon.Lock(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, status, err := run(t, "x", "secret", "set", "key", "--config", file)
 	if status != 1 || !strings.Contains(err.Error(), "sallyport down") {
 		t.Errorf("got %d, %v, want a refusal that says what to do", status, err)

@@ -10,15 +10,14 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 func alone(t *testing.T) (path string, cfg *config.Config) {
 	t.Helper()
 	path, cfg = sealed(t)
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = f.WriteString("engine: {kind: none}\n")
 	if err = errors.Join(err, f.Close(), os.MkdirAll(filepath.Join(cfg.RunDir, "gateway"), 0o700)); err != nil {
 		t.Fatal(err)
@@ -45,9 +44,7 @@ func TestUninstall(t *testing.T) {
 		{[]string{"--yes"}, false, false, false}, // again
 	} {
 		out, err := typed(t, path, append([]string{"uninstall"}, c.args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if r, d, k := there(cfg.RunDir), there(cfg.DataDir), there(cfg.KeyFile); r != c.run || d != c.data || k != c.key || !there(path) {
 			t.Errorf("%q leaves run %v, data %v, key %v, configuration %v\n%s", c.args, r, d, k, there(path), out)
 		}
@@ -58,9 +55,7 @@ func TestUninstall(t *testing.T) {
 func TestUninstallRefuses(t *testing.T) {
 	for name, meddle := range map[string]func(t *testing.T, path string, cfg *config.Config) []string{
 		"of something else": func(t *testing.T, _ string, cfg *config.Config) []string {
-			if err := os.Remove(filepath.Join(cfg.DataDir, seal.Marker)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(filepath.Join(cfg.DataDir, seal.Marker)))
 			return nil
 		},
 		"around the configuration": func(_ *testing.T, path string, _ *config.Config) []string {
@@ -69,9 +64,7 @@ func TestUninstallRefuses(t *testing.T) {
 		"of the host": func(*testing.T, string, *config.Config) []string { return []string{"--data-dir", "/usr"} },
 		"in use": func(t *testing.T, _ string, cfg *config.Config) []string {
 			release, err := daemon.Lock(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { _ = release() })
 			return nil
 		},

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 type mapping struct {
@@ -19,9 +20,7 @@ type mapping struct {
 // Each field of each record gets the type that its values are to be searched by.
 func TestElasticsearch(t *testing.T) {
 	b, err := os.ReadFile("elasticsearch/index-template.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var in struct {
 		Template struct {
 			Mappings struct {
@@ -34,9 +33,7 @@ func TestElasticsearch(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(b, &in); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(b, &in))
 	m := in.Template.Mappings
 	// typeOf is Elasticsearch's: what is mapped, else the first dynamic template, else the default.
 	typeOf := func(field, kind string) string {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/datapath"
 )
 
@@ -22,9 +23,7 @@ func recordsOf(t *testing.T, events []*audit.Event) (all []record) {
 	t.Helper()
 	for _, e := range events {
 		b, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, parse(t, b))
 	}
 	return all
@@ -33,9 +32,7 @@ func recordsOf(t *testing.T, events []*audit.Event) (all []record) {
 func parse(t *testing.T, line []byte) record {
 	t.Helper()
 	var v map[string]any
-	if err := json.Unmarshal(line, &v); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(line, &v))
 	r := record{}
 	r.add("", v)
 	r["event_hour"] = []any{float64(time.UnixMilli(r.time()).UTC().Hour())}
@@ -52,9 +49,7 @@ func golden(t *testing.T) map[string][]json.RawMessage {
 	all := map[string][]json.RawMessage{}
 	for _, file := range files {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		name := strings.TrimSuffix(filepath.Base(file), ".golden")
 		for d := json.NewDecoder(strings.NewReader(string(b))); ; { // after them is a line for a person
 			var r json.RawMessage
@@ -195,15 +190,11 @@ func TestSigma(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			base := documents[0]
 			condition, err := base.condition()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			matched := func(records []record) (found []record) {
 				for _, x := range records {
 					ok, err := base.matches(condition, x)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					if ok {
 						found = append(found, x)
 					}
@@ -303,9 +294,7 @@ func TestSigmaFields(t *testing.T) {
 func compact(t *testing.T, r json.RawMessage) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := json.Compact(&b, r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Compact(&b, r))
 	return b.Bytes()
 }
 

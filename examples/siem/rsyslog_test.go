@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -26,30 +27,22 @@ import (
 func TestRsyslog(t *testing.T) {
 	program := rsyslog(t)
 	ca, err := testnet.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir := t.TempDir()
 	port := startRsyslog(t, program, dir, ca)
 
 	folder := filepath.Join(dir, "audit")
 	log, err := audit.Open(folder, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer log.Close()
 	events := request("demo", "api.github.com", "github-token", true, morning)
 	events = append(events, request("demo", "evil.example.com", "", false, morning)...)
 	events[0].HTTPRequest.URL.Path = "/" + strings.Repeat("ä\"\\ %", 20_000)
 	events[2].Unmapped.Sallyport.Reason = "no rule allows it"
-	if err := log.Append(t.Context(), events...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Append(t.Context(), events...))
 	want := ""
 	for entry, err := range audit.Entries(t.Context(), folder, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		want += string(entry.JSON) + "\n"
 	}
 	if len(want) < 100<<10 {
@@ -104,22 +97,16 @@ func exists(path string) bool {
 func startRsyslog(t *testing.T, program func(...string) *exec.Cmd, dir string, ca *testnet.CA) string {
 	t.Helper()
 	leaf, err := ca.Leaf("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var chain, key bytes.Buffer
 	for _, c := range leaf.Certificate {
 		_ = pem.Encode(&chain, &pem.Block{Type: "CERTIFICATE", Bytes: c})
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = pem.Encode(&key, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	conf, err := os.ReadFile("rsyslog/sallyport.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := string(conf)
 	for from, to := range map[string]string{
 		`"/etc/sallyport-siem/`:     `"` + dir + `/`,
@@ -132,9 +119,7 @@ func startRsyslog(t *testing.T, program func(...string) *exec.Cmd, dir string, c
 		text = strings.ReplaceAll(text, from, to)
 	}
 	for name, content := range map[string]string{"ca.pem": string(ca.PEM()), "server.pem": chain.String(), "server.key": key.String(), "rsyslog.conf": text} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	if out, err := program("-N1", "-f", dir+"/rsyslog.conf").CombinedOutput(); err != nil {
 		t.Fatalf("the configuration: %v %s", err, out)
@@ -142,9 +127,7 @@ func startRsyslog(t *testing.T, program func(...string) *exec.Cmd, dir string, c
 	var said bytes.Buffer
 	c := program("-n", "-f", dir+"/rsyslog.conf", "-i", dir+"/pid")
 	c.Stdout, c.Stderr = &said, &said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Signal(syscall.SIGTERM)
 		if err := c.Wait(); err != nil || t.Failed() {
@@ -170,9 +153,7 @@ func send(t *testing.T, log, dir string, c sink.Config) {
 	t.Helper()
 	last := uint64(0)
 	for e, err := range audit.Entries(t.Context(), log, audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		last = e.Number
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -187,9 +168,7 @@ func send(t *testing.T, log, dir string, c sink.Config) {
 		},
 	})
 	plan, err := set.Prepare(t.Context(), []sink.Config{c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set.Use(plan)
 	done := make(chan error, 1)
 	go func() { done <- set.Run(ctx) }()

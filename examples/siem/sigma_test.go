@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+
+	"sallyport/internal/test/must"
 )
 
 // rule is a document of a Sigma rule (Sigma specification 2.1.0). What it has that this
@@ -49,9 +51,7 @@ func rules(t *testing.T) map[string][]rule {
 	all := map[string][]rule{}
 	for _, file := range files {
 		f, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer f.Close()
 		name := strings.TrimSuffix(filepath.Base(file), ".yml")
 		for d := yaml.NewDecoder(f, yaml.Strict()); ; {

@@ -14,15 +14,14 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
+	"sallyport/internal/test/must"
 )
 
 // conf is a file of Splunk's configuration: keys by their stanzas.
 func conf(t *testing.T, file string) map[string]map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all, stanza := map[string]map[string]string{}, ""
 	for line := range strings.Lines(string(b)) {
 		line = strings.TrimSuffix(line, "\n")
@@ -96,9 +95,7 @@ func TestSplunkTime(t *testing.T) {
 // What the syslog sink sends becomes the record, with the host that sent it.
 func TestSplunkSyslog(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	messages := make(chan string, 1)
 	go func() {
@@ -118,15 +115,11 @@ func TestSplunkSyslog(t *testing.T) {
 	dir := t.TempDir()
 	folder := filepath.Join(dir, "audit")
 	log, err := audit.Open(folder, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer log.Close()
 	event := request("demo", "api.github.com", "", false, morning)[0]
 	event.Unmapped.Sallyport.Reason = `] {"x": 1}`
-	if err := log.Append(t.Context(), event); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Append(t.Context(), event))
 	send(t, folder, dir, sink.Config{
 		Name: "relay", Type: sink.Syslog, Address: l.Addr().String(), Plain: true,
 		Batch: sink.Batch{Events: 1, Bytes: 1 << 20, Wait: time.Millisecond}, Bound: 1 << 30,

@@ -7,19 +7,16 @@ import (
 	"testing"
 
 	"sallyport/gateway/access"
+	"sallyport/internal/test/must"
 )
 
 func TestClientStore(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/clients.json"
 	s, err := access.OpenClients(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	added, token, err := s.Add("ci", map[string]string{"team": "build"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(token) != 43 {
 		t.Errorf("token of %d characters, want 256 bits", len(token))
 	}
@@ -40,9 +37,7 @@ func TestClientStore(t *testing.T) {
 	}
 
 	again, err := access.OpenClients(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	id, ok := again.Authenticate("ci", token)
 	if !ok || id.Name != "ci" || id.ID != added.ID || id.Tags["team"] != "build" {
 		t.Errorf("%+v %v", id, ok)
@@ -50,9 +45,7 @@ func TestClientStore(t *testing.T) {
 	if list := again.List(); len(list) != 1 || list[0].Name != "ci" {
 		t.Errorf("list %+v", list)
 	}
-	if err := again.Remove("ci"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, again.Remove("ci"))
 	if _, ok := again.Authenticate("ci", token); ok {
 		t.Error("a removed client's token is good")
 	}
@@ -68,9 +61,7 @@ func TestClientStore(t *testing.T) {
 		t.Error("an unknown name is good")
 	}
 
-	if err := os.WriteFile(path, []byte(`[{"name":"ci","id":"x","digest":"00"}]`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(`[{"name":"ci","id":"x","digest":"00"}]`), 0o600))
 	if _, err := access.OpenClients(path); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("a damaged file: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/gateway/access"
+	"sallyport/internal/test/must"
 )
 
 // exposed opens a store in which each owner has so many exposures.
@@ -31,9 +32,7 @@ func exposed(t *testing.T, counts map[string]int) *access.Ports {
 		t.Fatal(err)
 	}
 	s, err := access.OpenPorts(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -82,9 +81,7 @@ func TestExposingAgain(t *testing.T) {
 	if _, _, err := s.Add("acme-0", "acme-0", "acme", 9000, time.Hour); !errors.Is(err, access.ErrPortsFull) || !strings.Contains(err.Error(), "32") {
 		t.Errorf("a sandbox's 33rd: %v", err)
 	}
-	if err := s.Forget("acme-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Forget("acme-1"))
 	if _, _, err := s.Add("acme-1", "acme-1", "acme", 9000, time.Hour); !errors.Is(err, access.ErrPortsFull) {
 		t.Errorf("beyond the share: %v", err)
 	}

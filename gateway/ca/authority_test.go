@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"sallyport/gateway/mitm"
+	"sallyport/internal/test/must"
 )
 
 // aesSealer is AES-256-GCM with a random nonce.
@@ -29,13 +30,9 @@ func newSealer(t testing.TB) aesSealer {
 	key := make([]byte, 32)
 	rand.Read(key)
 	block, err := aes.NewCipher(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return aesSealer{aead}
 }
 
@@ -62,18 +59,14 @@ func (a *authority) Forget(id string) error {
 func open(t testing.TB, dir string, s Sealer) *authority {
 	t.Helper()
 	a, err := Open(Options{Dir: dir, Sealer: s})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &authority{a, mitm.NewLeaves(a.Sign, func() time.Time { return a.now() })}
 }
 
 func root(t testing.TB, a *authority, id string) []byte {
 	t.Helper()
 	p, err := a.Root(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
 }
 
@@ -81,18 +74,14 @@ func root(t testing.TB, a *authority, id string) []byte {
 func verify(t testing.TB, a *authority, id, name string, roots []byte, at time.Time) error {
 	t.Helper()
 	c, err := a.ServerConfig(id, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pool, inter := x509.NewCertPool(), x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(roots) {
 		t.Fatal("the root is not PEM")
 	}
 	chain := c.Certificates[0]
 	cert, err := x509.ParseCertificate(chain.Certificate[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	inter.AddCert(cert)
 	_, err = chain.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: inter, CurrentTime: at})
 	return err
@@ -126,9 +115,7 @@ func TestLeafVerifiesForItsNameAndSandboxOnly(t *testing.T) {
 		})
 	}
 	c, err := a.ServerConfig("a", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	leaf := c.Certificates[0].Leaf
 	if err := leaf.VerifyHostname("other.example.test"); err == nil {
 		t.Error("the leaf is good for another name")
@@ -138,9 +125,7 @@ func TestLeafVerifiesForItsNameAndSandboxOnly(t *testing.T) {
 	}
 	// The intermediate must not be able to make another authority.
 	i, err := a.issuer("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if i.cert.MaxPathLen != 0 || !i.cert.MaxPathLenZero {
 		t.Errorf("path length of the intermediate is %d, want 0", i.cert.MaxPathLen)
 	}
@@ -178,9 +163,7 @@ func TestServerConfigIsCachedByCanonicalName(t *testing.T) {
 	a := open(t, t.TempDir(), newSealer(t))
 	root(t, a, "a")
 	want, err := a.ServerConfig("a", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, name := range []string{"api.example.test", "API.Example.TEST", "api.example.test."} {
 		if got, err := a.ServerConfig("a", name); err != nil || got != want {
 			t.Errorf("%q: another configuration (%v)", name, err)
@@ -237,9 +220,7 @@ func TestAdopt(t *testing.T) {
 	dir, s := t.TempDir(), newSealer(t)
 	a := open(t, dir, s)
 	parent := root(t, a, "parent")
-	if err := a.Adopt("child", "parent"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Adopt("child", "parent"))
 	if err := a.Adopt("child", "parent"); err != nil {
 		t.Errorf("adopting twice: %v", err)
 	}
@@ -263,9 +244,7 @@ func TestAdopt(t *testing.T) {
 	}
 
 	// The founder goes, the lineage stays with the child, also after reopening.
-	if err := a.Forget("parent"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Forget("parent"))
 	a = open(t, dir, s)
 	if got := root(t, a, "child"); !bytes.Equal(got, parent) {
 		t.Error("the child lost its root with its parent")
@@ -273,9 +252,7 @@ func TestAdopt(t *testing.T) {
 	if _, err := a.ServerConfig("parent", "api.example.test"); !errors.Is(err, ErrNoAuthority) {
 		t.Errorf("a forgotten sandbox: %v", err)
 	}
-	if err := a.Forget("child"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Forget("child"))
 	if _, err := os.Stat(filepath.Join(dir, "lineage", "parent")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the lineage outlived its last member: %v", err)
 	}
@@ -288,9 +265,7 @@ func TestForgetDropsCachedLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := a.Forget("a"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, a.Forget("a"))
 	}
 	if _, err := a.ServerConfig("a", "api.example.test"); !errors.Is(err, ErrNoAuthority) {
 		t.Errorf("got %v, want ErrNoAuthority", err)
@@ -310,9 +285,7 @@ func TestForgetWinsOverSigning(t *testing.T) {
 		for i := range 4 {
 			wg.Go(func() { a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)) })
 		}
-		if err := a.Forget("a"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, a.Forget("a"))
 		for i := range 4 {
 			if _, err := a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)); !errors.Is(err, ErrNoAuthority) {
 				t.Fatalf("got %v, want ErrNoAuthority", err)
@@ -385,9 +358,7 @@ func TestDiskHoldsNoPlainKeyAndNoOpenFile(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if files != 2 {
 		t.Errorf("%d files, want root and member", files)
 	}
@@ -441,9 +412,7 @@ func TestFailsClosed(t *testing.T) {
 
 func write(t *testing.T, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, data, 0o600))
 }
 
 func TestRenewal(t *testing.T) {
@@ -459,9 +428,7 @@ func TestRenewal(t *testing.T) {
 			t.Errorf("after %d days: %v", days, err)
 		}
 		c, err := a.ServerConfig("a", "api.example.test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		serial := c.Certificates[0].Leaf.SerialNumber.String()
 		if seen[serial] {
 			t.Errorf("after %d days: the leaf was not renewed", days)

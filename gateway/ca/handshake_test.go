@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,9 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func serve(t *testing.T, c *tls.Config) string {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -52,9 +52,7 @@ func serve(t *testing.T, c *tls.Config) string {
 func exchange(t *testing.T, addr string, c *tls.Config) (resumed bool) {
 	t.Helper()
 	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", addr, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	io.WriteString(conn, "x")
 	if got, err := io.ReadAll(conn); err != nil || !bytes.HasSuffix(got, []byte("ok")) {
@@ -115,9 +113,7 @@ func TestOldVersionsAreRefused(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(root(t, a, "a"))
 	c, err := a.ServerConfig("a", "api.example.test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = tls.Dial("tcp", serve(t, c), &tls.Config{
 		RootCAs: pool, ServerName: "api.example.test", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11,
 	})
@@ -136,25 +132,17 @@ func TestForeignClients(t *testing.T) {
 	strangerPEM := filepath.Join(dir, "stranger.pem")
 	write(t, strangerPEM, root(t, a, "b"))
 	config, err := a.ServerConfig("a", name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	chain := config.Certificates[0].Certificate
 	leafPEM, interPEM := filepath.Join(dir, "leaf.pem"), filepath.Join(dir, "inter.pem")
 	write(t, leafPEM, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: chain[0]}))
 	write(t, interPEM, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: chain[1]}))
 	_, port, err := net.SplitHostPort(serve(t, config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	addressConfig, err := a.ServerConfig("a", "127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, addressPort, err := net.SplitHostPort(serve(t, addressConfig))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 
 	const python = `
 import socket, ssl, sys

@@ -14,6 +14,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 )
 
 // source answers as it was told last.
@@ -108,9 +109,7 @@ func TestLeaseRefusals(t *testing.T) {
 func version(t *testing.T, b *credential.Broker) string {
 	t.Helper()
 	l, err := b.Lease(t.Context(), "key", api)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return l.Version
 }
 
@@ -277,12 +276,8 @@ func TestSecretShowsNothing(t *testing.T) {
 	src := fields{"token": "s3cr3t-value-0123"}
 	b := broker(map[string]credential.Source{"key": src})
 	l, err := b.Lease(t.Context(), "key", api)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Apply(request(t, "https://api.example.com/"), basic("user", "{{ .token }}")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, l.Apply(request(t, "https://api.example.com/"), basic("user", "{{ .token }}")))
 	m, _ := src.Read(t.Context())
 	type hidden struct{ m credential.Material }
 	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, scrub.New([]scrub.Value{{Text: l.Values()[0].Reveal()}})) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
 )
 
 // The login of a registry goes to that registry, as its two fields or as a token, and
@@ -74,9 +75,7 @@ func TestShortRegistryLogin(t *testing.T) {
 			"key": credential.Login{Source: fields, Registries: []string{"registry.example.com"}},
 		}})
 		l, err := b.RegistryLogin(t.Context(), "key", "registry.example.com")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := l.Hide("denied: robot with pw-12"); strings.Contains(got, "pw-12") {
 			t.Errorf("not hidden: %q", got)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -37,18 +38,14 @@ func (f fields) Read(context.Context) (credential.Material, error) {
 func lease(t testing.TB, f fields) *credential.Lease {
 	t.Helper()
 	l, err := broker(map[string]credential.Source{"key": f}).Lease(t.Context(), "key", api)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return l
 }
 
 func request(t testing.TB, url string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequest("GET", url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -91,9 +88,7 @@ func TestApply(t *testing.T) {
 			r.Header["Authorization"] = []string{"mine"}
 			r.Header["X_api_KEY"] = []string{"mine"}
 			l := lease(t, tt.fields)
-			if err := l.Apply(r, tt.inject); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.Apply(r, tt.inject))
 			if name, value, _ := strings.Cut(tt.header, ": "); name != "" {
 				if got := r.Header[name]; len(got) != 1 || got[0] != value {
 					t.Errorf("%s: %q, want %q", name, got, value)
@@ -231,9 +226,7 @@ func TestShortSecrets(t *testing.T) {
 				AllowShort: func(name, field string) bool { return name == "key" && field == tt.allowed },
 			})
 			l, err := b.Lease(t.Context(), "key", api)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			r := request(t, "https://api.example.com/")
 			err = l.Apply(r, tt.inject)
 			if errors.Is(err, credential.ErrShort) != tt.refused || !tt.refused && err != nil {
@@ -272,9 +265,7 @@ func FuzzApply(f *testing.F) {
 			return
 		}
 		var wire strings.Builder
-		if err := r.Write(&wire); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Write(&wire))
 		head, body, _ := strings.Cut(wire.String(), "\r\n\r\n")
 		want := 2 // request line, Host, User-Agent
 		if inHeader && http.CanonicalHeaderKey(name) != "User-Agent" {
@@ -293,17 +284,11 @@ func BenchmarkLeaseAndApply(b *testing.B) {
 	e := all.Of("sb-1")
 	for b.Loop() {
 		l, err := br.Lease(b.Context(), "key", api)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		credential.StripRequest(r)
-		if err := l.Apply(r, policy.Inject{}); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, l.Apply(r, policy.Inject{}))
 		use, _, err := e.Add(l)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		e.Release(use)
 	}
 }

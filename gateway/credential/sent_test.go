@@ -9,6 +9,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -16,12 +17,8 @@ import (
 func leased(t testing.TB, name string, material fields) *credential.Lease {
 	t.Helper()
 	l, err := broker(map[string]credential.Source{name: material}).Lease(t.Context(), name, api)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Apply(request(t, "https://api.example.com/v1"), policy.Inject{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, l.Apply(request(t, "https://api.example.com/v1"), policy.Inject{}))
 	return l
 }
 
@@ -114,9 +111,7 @@ func TestExposureOfLongSecrets(t *testing.T) {
 	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	u, _, err := e.Add(leased(t, "small", fields{"token": numbered(1)}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	e.Release(u)
 	long := fields{"token": numbered(2), "file": strings.Repeat("0123456789abcdef", 20<<10)}
 	if u, lost, err := e.Add(leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
@@ -134,9 +129,7 @@ func TestExposureAgain(t *testing.T) {
 	l := leased(t, "key", fields{"token": numbered(1)})
 	if n := testing.AllocsPerRun(100, func() {
 		u, _, err := e.Add(l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		e.Release(u)
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
@@ -156,9 +149,7 @@ func BenchmarkExpose(b *testing.B) {
 				}
 				i++
 				u, _, err := e.Add(leased(b, "key", fields{"token": numbered(i)}))
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				e.Release(u)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -82,9 +83,7 @@ func TestConnectionDoesNotUndoInjection(t *testing.T) {
 	r := request(t, "https://api.example.com/")
 	r.Header.Set("Connection", "Authorization")
 	credential.StripRequest(r)
-	if err := lease(t, fields{"token": "tok-0123456789ab"}).Apply(r, policy.Inject{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, lease(t, fields{"token": "tok-0123456789ab"}).Apply(r, policy.Inject{}))
 	if got := r.Header; len(got) != 1 || got.Get("Authorization") != "Bearer tok-0123456789ab" {
 		t.Errorf("headers %v", got)
 	}

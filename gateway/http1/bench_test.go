@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // line is a connection on which the same bytes come n times, each time after
@@ -86,9 +87,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 					r.Body, r.ContentLength = io.NopCloser(strings.NewReader(document)), int64(len(document))
 				}
 				resp, err := c.RoundTrip(r, nil)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				for err == nil {
 					_, err = resp.Body.Read(buf)
 				}

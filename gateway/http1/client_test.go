@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // upstream is the test's end of a ClientConn, and what becomes of that.
@@ -75,9 +76,7 @@ func (u *upstream) say(raw string) {
 func request(t testing.TB, ctx context.Context, method string, body io.Reader) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, "http://h/a", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -253,9 +252,7 @@ func TestAlive(t *testing.T) {
 				u := connect(t, http1.ClientOptions{}, overTLS)
 				go u.answers(tt.answer)
 				resp, err := u.client.RoundTrip(request(t, t.Context(), "GET", nil), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				// In large pieces, so that the body's end does not fall into a
 				// buffer that would show what is behind it.
 				for p := make([]byte, 32<<10); err == nil; {
@@ -336,9 +333,7 @@ func TestInformationalResponses(t *testing.T) {
 	resp, err := u.client.RoundTrip(request(t, t.Context(), "GET", nil), func(code int, h http.Header) {
 		got = append(got, fmt.Sprint(code, h))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got = append(got, fmt.Sprint(resp.StatusCode, resp.Header))
 	if diff := cmp.Diff([]string{"103 map[Link:[a]]", "102 map[]", "204 map[A:[b]]"}, got); diff != "" {
 		t.Errorf("want - got +\n%s", diff)
@@ -423,9 +418,7 @@ func TestGivenUp(t *testing.T) {
 				}
 			}()
 			resp, err := u.client.RoundTrip(request(t, t.Context(), "GET", nil), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, err := io.ReadFull(resp.Body, make([]byte, 10)); err != nil {
 				t.Fatal(err)
 			}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,14 +28,10 @@ const patience = 5 * time.Second
 func pair(t testing.TB) (ours, theirs net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	ours, err = net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { ours.Close() })
 	_ = ours.SetDeadline(time.Now().Add(2 * patience))
 	if theirs, err = l.Accept(); err != nil {

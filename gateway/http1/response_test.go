@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // TestFraming compares what is on the wire, but for the Date.
@@ -222,9 +223,7 @@ func TestStream(t *testing.T) {
 	})
 	c.send(get)
 	resp, err := http.ReadResponse(c.in, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body := bufio.NewReader(resp.Body)
 	for i := range 3 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // certificate is net/http/httptest's, for example.com.
@@ -31,12 +32,8 @@ func secure(t testing.TB) (ours, theirs *tls.Conn, seen *records) {
 	theirs = tls.Server(http1.NewTap(s), &tls.Config{Certificates: []tls.Certificate{certificate()}})
 	shaken := make(chan error, 1)
 	go func() { shaken <- theirs.Handshake() }()
-	if err := ours.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	if err := within(t, shaken, "the handshake"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ours.Handshake())
+	must.OK(t, within(t, shaken, "the handshake"))
 	return ours, theirs, seen
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // post makes a request with a body that net/http cannot see into; a length
@@ -107,9 +108,7 @@ func TestUploadStreams(t *testing.T) {
 	}()
 	source, sink := io.Pipe()
 	resp, err := u.client.RoundTrip(post(t, t.Context(), source, -1), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	for _, c := range "abc" {
 		_, _ = io.WriteString(sink, string(c))
@@ -190,9 +189,7 @@ func TestEarlyResponse(t *testing.T) {
 			body <- string(b)
 		}()
 		resp, err := u.client.RoundTrip(post(t, t.Context(), source, 3), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, _ = io.WriteString(sink, "abc")
 		sink.Close()
 		if got := within(t, body, "the body"); got != "abc" {
@@ -253,9 +250,7 @@ func TestEarlyResponse(t *testing.T) {
 			u.say("bc")
 		}()
 		resp, err := u.client.RoundTrip(post(t, t.Context(), source, 1<<20), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer resp.Body.Close()
 		_ = u.socket.(interface{ CloseWrite() error }).CloseWrite()
 		_, _ = io.WriteString(sink, "abc")
@@ -452,9 +447,7 @@ func TestUpgrade(t *testing.T) {
 		u := connect(t, http1.ClientOptions{HeadTimeout: 100 * time.Millisecond, MaxHead: 4 << 10}, false)
 		go u.answers(switched + "early ")
 		resp, err := u.client.RoundTrip(request(t, t.Context(), "GET", nil), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		time.Sleep(200 * time.Millisecond) // the head's limits are not the stream's
 		body := resp.Body.(io.ReadWriteCloser)
 		ended := make(chan string, 1)
@@ -484,9 +477,7 @@ func TestUpgrade(t *testing.T) {
 		defer cancel()
 		go u.answers(switched)
 		resp, err := u.client.RoundTrip(request(t, ctx, "GET", nil), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer resp.Body.Close()
 		time.AfterFunc(50*time.Millisecond, cancel)
 		if _, err := resp.Body.Read(make([]byte, 1)); err == nil {

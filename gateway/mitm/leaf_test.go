@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,9 +37,7 @@ func TestForgetWinsOverSigning(t *testing.T) {
 	known := false
 	set := func(is bool) { mu.Lock(); known = is; mu.Unlock() }
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := NewLeaves(func(_, name string, public *ecdsa.PublicKey) ([][]byte, error) {
 		c := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 		der, err := x509.CreateCertificate(rand.Reader, c, c, public, key)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -65,9 +66,7 @@ func TestAnswers(t *testing.T) {
 				l := serve(t)
 				q := question(tt.host, tt.qtype)
 				r, err := l.ask(t, network, "127.0.1.1", q)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if r.Rcode != tt.rcode {
 					t.Errorf("rcode %s, want %s", dns.RcodeToString[r.Rcode], dns.RcodeToString[tt.rcode])
 				}
@@ -97,9 +96,7 @@ func TestReverse(t *testing.T) {
 		t.Fatal(err)
 	}
 	ptr, err := dns.ReverseAddr(address(0).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := l.ask(t, "udp", "127.0.1.1", question(ptr, dns.TypePTR))
 	if err != nil || len(r.Answer) != 1 || r.Answer[0].(*dns.PTR).Ptr != "allow.example.test." {
 		t.Errorf("got %v, %v", r, err)
@@ -126,9 +123,7 @@ func TestExtensions(t *testing.T) {
 			q := question("allow.example.test.", dns.TypeA)
 			tt.edit(q)
 			r, err := l.ask(t, "udp", "127.0.1.1", q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			o := r.IsEdns0()
 			if r.Rcode != tt.rcode || (o != nil) != tt.opt {
 				t.Fatalf("got %v", r)
@@ -142,9 +137,7 @@ func TestExtensions(t *testing.T) {
 
 func TestMalformedPackets(t *testing.T) {
 	good, err := question("allow.example.test.", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	edit := func(f func([]byte)) []byte { b := bytes.Clone(good); f(b); return b }
 	for _, tt := range []struct {
 		name   string
@@ -195,9 +188,7 @@ func BenchmarkAnswer(b *testing.B) {
 	l := newServerEnv(b)
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	packet, err := question("allow.example.test.", dns.TypeA).Pack()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
 		l.answer(b.Context(), who, netip.Addr{}, packet)
@@ -207,9 +198,7 @@ func BenchmarkAnswer(b *testing.B) {
 // A name that is not allowed any more has neither address.
 func TestNameThatIsNotAllowedAnyMore(t *testing.T) {
 	table, err := OpenNameTable(t.TempDir()+"/names", NameTableOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	action := policy.Allow
 	s := NewServer(Options{Table: table, Recorder: &journal{}, Decide: func(context.Context, policy.Input) policy.Decision {
 		return policy.Decision{Action: action}
@@ -224,9 +213,7 @@ func TestNameThatIsNotAllowedAnyMore(t *testing.T) {
 	}
 	address := ask("api.example.test.", dns.TypeA)
 	reverse, err := dns.ReverseAddr(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if name := ask(reverse, dns.TypePTR); name != "api.example.test." {
 		t.Errorf("%s is %s", address, name)
 	}

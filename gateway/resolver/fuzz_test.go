@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"sallyport/internal/hostname"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -54,9 +55,7 @@ func packets(f *testing.F) [][]byte {
 		question(strings.Repeat("a.", 124)+"deny5.", dns.TypeA).SetEdns0(4096, false),
 	} {
 		b, err := m.Pack()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.OK(f, err)
 		all = append(all, b)
 	}
 	header := all[0][:headerSize]

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -28,18 +30,14 @@ func TestMain(m *testing.M) {
 func openTable(t testing.TB, dir string, o NameTableOptions) *NameTable {
 	t.Helper()
 	table, err := OpenNameTable(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return table
 }
 
 func assign(t testing.TB, table *NameTable, id, name string) netip.Addr {
 	t.Helper()
 	a, err := table.Assign(id, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return a
 }
 
@@ -122,9 +120,7 @@ func TestCopyAndForget(t *testing.T) {
 	dir := t.TempDir()
 	table := openTable(t, dir, NameTableOptions{})
 	a := assign(t, table, "parent", "one.example.test")
-	if err := table.Copy("parent", "child"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, table.Copy("parent", "child"))
 	if got, _ := table.Name("child", a); got != "one.example.test" {
 		t.Errorf("the child sees %q", got)
 	}
@@ -145,9 +141,7 @@ func TestCopyAndForget(t *testing.T) {
 		t.Errorf("copying nothing: %v", err)
 	}
 	for range 2 {
-		if err := table.Forget("parent"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, table.Forget("parent"))
 	}
 	if _, ok := table.Name("parent", a); ok {
 		t.Error("a forgotten sandbox has names")
@@ -155,9 +149,7 @@ func TestCopyAndForget(t *testing.T) {
 	if got, _ := table.Name("child", a); got != "one.example.test" {
 		t.Errorf("the child lost its names with its parent: %q", got)
 	}
-	if err := table.Forget("child"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, table.Forget("child"))
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left on disk: %v", left)
 	}
@@ -196,9 +188,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "a.names")
-			if err := os.WriteFile(path, tt.data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path, tt.data, 0o600))
 			table := openTable(t, dir, NameTableOptions{})
 			next, err := table.Assign("a", "x") // shorter than what may be left of a torn line
 			if tt.names < 0 {
@@ -213,9 +203,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if next != address(tt.names) {
 				t.Errorf("got %v, want %v", next, address(tt.names))
 			}
@@ -238,18 +226,12 @@ func TestFullDiskGivesNoAddress(t *testing.T) {
 	first := assign(t, table, "a", "one.example.test")
 	path := filepath.Join(dir, "a.names")
 	kept := path + ".kept"
-	if err := os.Rename(path, kept); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/dev/full", path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(path, kept))
+	must.OK(t, os.Symlink("/dev/full", path))
 	if a, err := table.Assign("a", "two.example.test"); err == nil {
 		t.Errorf("got %v although it cannot be on disk", a)
 	}
-	if err := os.Rename(kept, path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(kept, path))
 	if got := assign(t, table, "a", "three.example.test"); got == first {
 		t.Errorf("%v was given twice", got)
 	}
@@ -284,13 +266,9 @@ func TestSurvivesKill(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "RESOLVER_TEST_ASSIGN="+dir)
 		cmd.Stdout = &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		time.Sleep(150 * time.Millisecond)
-		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Process.Signal(syscall.SIGKILL))
 		cmd.Wait()
 		for line := range strings.Lines(out.String()) {
 			if a, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " "); ok && strings.HasSuffix(line, "\n") {
@@ -328,9 +306,7 @@ func TestSyncsBeforeItAnswers(t *testing.T) {
 		t.Fatalf("tracing: %v\n%s", err, out)
 	}
 	data, err := os.ReadFile(trace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var calls strings.Builder
 	for line := range strings.Lines(string(data)) {
 		switch {

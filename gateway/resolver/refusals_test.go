@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 )
 
@@ -99,9 +100,7 @@ func TestFloodOfRefusalsIsFolded(t *testing.T) {
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	for i := range 1000 {
 		packet, err := question(fmt.Sprintf("n%d.evil.test.", i), dns.TypeA).Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		l.answer(t.Context(), who, netip.Addr{}, packet)
 	}
 	l.refusals.flush(time.Now().Add(holdFor))

@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -131,20 +132,14 @@ func (l *serverEnv) sandbox(t *testing.T, network string) (ask func(name string)
 		local = &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}
 	}
 	c, err := (&net.Dialer{LocalAddr: local}).Dial(network, l.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	conn := &dns.Conn{Conn: c}
 	return func(name string) int {
 		t.Helper()
-		if err := conn.WriteMsg(question(name, dns.TypeA)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, conn.WriteMsg(question(name, dns.TypeA)))
 		r, err := conn.ReadMsg()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return r.Rcode
 	}
 }
@@ -203,9 +198,7 @@ func TestConnectionsAreBoundedBySandbox(t *testing.T) {
 	l := serve(t)
 	open := func(from string) (net.Conn, bool) {
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", l.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		conn := &dns.Conn{Conn: c}
 		c.SetDeadline(time.Now().Add(2 * time.Second))
@@ -243,9 +236,7 @@ func TestConnectionsAreBoundedBySandbox(t *testing.T) {
 func TestServeEndsWithOpenConnections(t *testing.T) {
 	l := serve(t)
 	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}}).Dial("tcp", l.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	c.Write([]byte{0, 99, 1}) // a message that never comes
 	time.Sleep(50 * time.Millisecond)
@@ -268,9 +259,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	families, err := l.metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

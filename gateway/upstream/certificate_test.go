@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ocsp"
+
+	"sallyport/internal/test/must"
 )
 
 // issue signs a certificate for a key.
@@ -24,13 +26,9 @@ func issue(t *testing.T, c, parent *x509.Certificate, key crypto.Signer, signer 
 	t.Helper()
 	c.SerialNumber, c.NotBefore, c.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return leaf
 }
 
@@ -41,9 +39,7 @@ func TestWeakCertificates(t *testing.T) {
 	z.set("api.example.test", []string{"127.0.0.1"})
 	key := func(s crypto.Signer, err error) crypto.Signer {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return s
 	}
 	short := key(rsa.GenerateKey(rand.Reader, 1024))
@@ -77,16 +73,14 @@ func TestWeakCertificates(t *testing.T) {
 	}
 	staple := server()
 	staple.ExtraExtensions = []pkix.Extension{{Id: tlsFeature, Value: []byte{0x30, 3, 2, 1, 5}}}
-	must := issue(t, staple, ca.cert, p256, ca.key)
+	stapled := issue(t, staple, ca.cert, p256, ca.key)
 	proof := func(status int, next time.Duration, signer crypto.Signer) tls.Certificate {
-		c := of(p256, must)
+		c := of(p256, stapled)
 		var err error
 		c.OCSPStaple, err = ocsp.CreateResponse(ca.cert, ca.cert, ocsp.Response{
-			Status: status, SerialNumber: must.SerialNumber, ThisUpdate: time.Now().Add(-30 * time.Minute), NextUpdate: time.Now().Add(next), RevokedAt: time.Now(),
+			Status: status, SerialNumber: stapled.SerialNumber, ThisUpdate: time.Now().Add(-30 * time.Minute), NextUpdate: time.Now().Add(next), RevokedAt: time.Now(),
 		}, signer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return c
 	}
 	revoked := of(p256, issue(t, server(), ca.cert, p256, ca.key))
@@ -103,7 +97,7 @@ func TestWeakCertificates(t *testing.T) {
 		{"P-224", of(p224, issue(t, server(), ca.cert, p224, ca.key)), ""}, // which crypto/tls does not speak at all
 		{"an authority's RSA of 1024 bits", below(short, nil, nil), "RSA key of 1024 bits"},
 		{"must-staple with it", proof(ocsp.Good, time.Hour, ca.key), ""},
-		{"must-staple without", of(p256, must), "must-staple"},
+		{"must-staple without", of(p256, stapled), "must-staple"},
 		{"must-staple, out of date", proof(ocsp.Good, -time.Minute, ca.key), "out of date"},
 		{"must-staple, by a stranger", proof(ocsp.Good, time.Hour, p256), "not its issuer's"},
 		{"must-staple, unknown", proof(ocsp.Unknown, time.Hour, ca.key), "does not say so"},
@@ -149,8 +143,6 @@ func TestWeakCertificates(t *testing.T) {
 func mustParse(t *testing.T, c tls.Certificate) *x509.Certificate {
 	t.Helper()
 	leaf, err := x509.ParseCertificate(c.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return leaf
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"regexp"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 func TestClassify(t *testing.T) {
@@ -100,9 +102,7 @@ func TestPermitted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			named, err := parseAddresses(tt.named)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			class, ok := permitted(netip.MustParseAddr(tt.addr).Unmap(), named, local)
 			if ok != tt.ok {
 				t.Errorf("permitted %v, want %v (class %v)", ok, tt.ok, class)

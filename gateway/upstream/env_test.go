@@ -30,6 +30,7 @@ import (
 	"github.com/miekg/dns"
 	"go.uber.org/goleak"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -56,22 +57,16 @@ func newAuthority(t testing.TB) *authority {
 func (a *authority) sign(t testing.TB, c *x509.Certificate) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.SerialNumber = big.NewInt(time.Now().UnixNano())
 	parent, signer := a.cert, a.key
 	if parent == nil {
 		parent, signer = c, key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -104,9 +99,7 @@ func (a *authority) file(t testing.TB) string {
 
 func (a *authority) write(t testing.TB, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600))
 }
 
 // site is an HTTP server that counts connections.
@@ -121,9 +114,7 @@ type site struct {
 func newSite(t testing.TB, address string, c *tls.Config, h http.Handler) *site {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := &site{}
 	s.Server = &httptest.Server{Listener: l, Config: &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -166,9 +157,7 @@ func (s *site) await(t testing.TB, n int64) {
 func portOf(t testing.TB, a net.Addr) uint16 {
 	t.Helper()
 	ap, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return ap.Port()
 }
 
@@ -188,9 +177,7 @@ type zone struct {
 func newZone(t testing.TB) *zone {
 	t.Helper()
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	z := &zone{addr: pc.LocalAddr().String(), answers: map[string][][]string{}, asked: map[string]int{}, slow: map[string]chan struct{}{}}
 	s := &dns.Server{PacketConn: pc, Handler: z}
 	done := make(chan struct{})
@@ -277,9 +264,7 @@ func request(t testing.TB, ctx context.Context, r Route) *http.Request {
 		scheme = "https"
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+net.JoinHostPort(r.Host, strconv.Itoa(int(r.Port)))+"/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return req
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -64,18 +65,14 @@ func TestErrorKinds(t *testing.T) {
 	z.set("api.example.test", []string{"127.0.0.1"})
 	closedPort := func() uint16 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer l.Close()
 		return portOf(t, l.Addr())
 	}()
 	const secret = "s3cr3t-echo"
 	raw := func(answer string) uint16 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -134,9 +131,7 @@ func TestErrorKinds(t *testing.T) {
 	t.Run("canceled", func(t *testing.T) {
 		r := Route{Sandbox: "a", Host: "api.example.test", Port: raw(""), Upstream: up}
 		rt, err := newPool(t, Options{}).RoundTripper(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("the client went away")) })
 		_, err = rt.RoundTrip(request(t, ctx, r))

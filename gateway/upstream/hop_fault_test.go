@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -202,9 +203,7 @@ func TestProxyCertificates(t *testing.T) {
 			}
 			_, err := get(t, newPool(t, Options{Logins: known}), Route{Sandbox: "a", Host: "127.0.0.2", Port: s.port, TLS: true, Upstream: up})
 			if tt.says == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return
 			}
 			if kind(t, err) != tt.kind || !strings.Contains(err.Error(), tt.says) {

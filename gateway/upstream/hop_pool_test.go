@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -73,17 +74,13 @@ func TestTunnelKeepsWhatComesEarly(t *testing.T) {
 			p := newPool(t, Options{})
 			r := Route{Sandbox: "a", Host: "127.0.0.2", Port: port, Upstream: up}
 			c, err := p.Dial(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			said(t, c, "early")
 			said(t, c, "hello 127.0.0.1")
 			io.WriteString(c, "the end\n")
 			// One direction ends; the other goes on.
-			if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.(interface{ CloseWrite() error }).CloseWrite())
 			rest, err := io.ReadAll(bufio.NewReader(c))
 			if string(rest) != "the end\n" || err != nil {
 				t.Errorf("after the end of one direction: %q, %v", rest, err)
@@ -111,9 +108,7 @@ func TestForgetClosesWhatGoesThroughAProxy(t *testing.T) {
 		{Addresses: []string{"127.0.0.2", proxyAddress}, Proxy: front(t, behind, ca.host(t, []string{proxyAddress}, nil)), ProxyRoots: ca.file(t)},
 	} {
 		c, err := p.Dial(t.Context(), Route{Sandbox: "a", Host: "127.0.0.2", Port: port, Upstream: up})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		said(t, c, "hello 127.0.0.1")
 		p.Forget("a")
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -85,16 +86,12 @@ func TestRealProxies(t *testing.T) {
 					t.Run(tt.name, func(t *testing.T) {
 						before := tt.site.conns.Load()
 						rt, err := p.RoundTripper(tt.route)
-						if err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, err)
 						for range 2 {
 							req := request(t, t.Context(), tt.route)
 							req.Header.Set("Authorization", "Bearer injected")
 							resp, err := rt.RoundTrip(req)
-							if err != nil {
-								t.Fatal(err)
-							}
+							must.OK(t, err)
 							body, _ := io.ReadAll(resp.Body)
 							resp.Body.Close()
 							want := "HTTP/1.1"
@@ -113,9 +110,7 @@ func TestRealProxies(t *testing.T) {
 				}
 				t.Run("tunnel", func(t *testing.T) {
 					c, err := p.Dial(t.Context(), route("api.example.test", first, false, up))
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					defer c.Close()
 					said(t, c, "hello "+proxyAddress)
 					io.WriteString(c, "over there\n")

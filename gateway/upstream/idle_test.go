@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"sallyport/internal/test/must"
 )
 
 // TestHoursOfSilence has a stream on which nothing is said for a day. Servers of
@@ -30,15 +32,11 @@ func TestHoursOfSilence(t *testing.T) {
 					quietServer(t, far, answers)
 				}()
 				kept, err := m.add(near, netip.Addr{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				begun := time.Now()
 				r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api.example.test/", nil)
 				resp, err := m.RoundTrip(r, kept, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				body, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
 				if answers && (err != nil || string(body) != "at last") {

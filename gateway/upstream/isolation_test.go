@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -20,9 +21,7 @@ func TestRebinding(t *testing.T) {
 	cert := ca.host(t, []string{"api.example.test"}, nil)
 	good := newSite(t, "127.0.0.2:0", &tls.Config{Certificates: []tls.Certificate{cert}}, hello)
 	bad, err := net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), good.port).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	reached := make(chan struct{}, 9)
 	done := make(chan struct{})
 	go func() {
@@ -179,20 +178,14 @@ func TestForgetClosesWhatIsOpen(t *testing.T) {
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}
 	tunnel, err := p.Dial(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other := r
 	other.Sandbox = "b"
 	stays, err := p.Dial(t.Context(), other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer stays.Close()
 	held, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.Forget("a")
 	tunnel.SetReadDeadline(time.Now().Add(5 * time.Second))
 	if _, err := tunnel.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
@@ -214,13 +207,9 @@ func TestConnectionOpenedWhileForgottenIsClosed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	c, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tn := newSandboxPool()
-	if err := tn.reserve(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, tn.reserve())
 	tn.close()
 	if _, err := tn.opened(c.(*net.TCPConn)); !errors.Is(err, errClosed) {
 		t.Errorf("got %v", err)

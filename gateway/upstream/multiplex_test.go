@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"sallyport/internal/test/must"
 )
 
 // multiplexing is a pool with a route to a site of HTTP/2.
@@ -22,9 +24,7 @@ func multiplexing(t *testing.T, o Options, limit int, h http.Handler) (*Pool, *s
 	t.Helper()
 	ca := newAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := &site{}
 	server := &http.Server{
 		Handler: h, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: limit},
@@ -112,9 +112,7 @@ func TestUpstreamOfFewStreams(t *testing.T) {
 func TestFailureToConnectIsShared(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close() // takes connections, and says nothing
 	p := newPool(t, Options{HandshakeTimeout: 300 * time.Millisecond})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: portOf(t, l.Addr()), TLS: true, Upstream: loopback(nil, "")}
@@ -152,9 +150,7 @@ func TestOpenerThatGoesAway(t *testing.T) {
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, TLS: true, Upstream: loopback(nil, ca.file(t))}
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	first, second := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := rt.RoundTrip(request(t, ctx, r)); first <- err }()
@@ -192,9 +188,7 @@ func TestIdleConnectionThatWasNearlyUsedIsClosed(t *testing.T) {
 		p, s, r := multiplexing(t, Options{IdleTimeout: idle}, 250, hello)
 		all(t, p, r, 1, false)
 		rt, err := p.RoundTripper(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		m := rt.(*destination).transport.multi
 		ctx, cancel := context.WithCancel(t.Context())
 		tr := &h2Request{Context: ctx, multiplexer: m}
@@ -274,9 +268,7 @@ func TestUpstreamThatLetsNobodyIn(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var conns atomic.Int64
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -325,17 +317,13 @@ func TestStalledResponseLeavesOthersAlone(t *testing.T) {
 		}
 	}))
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const stalled = 40
 	for range stalled {
 		req := request(t, t.Context(), r)
 		req.Header.Set("X-Endless", "1")
 		resp, err := rt.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer resp.Body.Close()
 	}
 	last := int64(-1)
@@ -358,9 +346,7 @@ func TestUpstreamThatTakesNothing(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var work sync.WaitGroup
 	over := make(chan struct{})
 	work.Go(func() {
@@ -387,9 +373,7 @@ func TestUpstreamThatTakesNothing(t *testing.T) {
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: portOf(t, l.Addr()), TLS: true, Upstream: loopback(nil, ca.file(t))}
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var read atomic.Int64
 	req := request(t, t.Context(), r)
 	req.Method, req.Body = http.MethodPost, io.NopCloser(counting(func(p []byte) (int, error) { read.Add(int64(len(p))); return len(p), nil }))
@@ -430,9 +414,7 @@ func TestRequestThatWasNotSentKeepsItsBody(t *testing.T) {
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
 	all(t, p, r, 1, true)
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	m := rt.(*destination).transport.multi
 	m.mu.Lock()
 	c := m.conns[0]
@@ -449,9 +431,7 @@ func TestRequestThatWasNotSentKeepsItsBody(t *testing.T) {
 		t.Fatalf("%v, body closed %v", err, body.closed)
 	}
 	resp, err := rt.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if got, err := io.ReadAll(resp.Body); string(got) != "whole" || err != nil {
 		t.Errorf("%q %v", got, err)

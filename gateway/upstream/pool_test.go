@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -72,9 +73,7 @@ func TestRequestMustMatchItsRoute(t *testing.T) {
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, tt := range []struct {
 		name   string
 		change func(*http.Request)
@@ -131,17 +130,13 @@ func TestRootsAreReadAgain(t *testing.T) {
 	}
 	next := path + ".new"
 	renewed.write(t, next)
-	if err := os.Rename(next, path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(next, path))
 	time.Sleep(rootsAge)
 	// Neither the idle connection nor its TLS session outlives the trust in it.
 	if _, err := get(t, p, r); kind(t, err) != KindCertificate {
 		t.Errorf("got %v", err)
 	}
-	if err := os.WriteFile(path, []byte("no certificate"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("no certificate"), 0o600))
 	time.Sleep(rootsAge)
 	if _, err := get(t, p, r); kind(t, err) != KindRoots {
 		t.Errorf("got %v", err)
@@ -176,23 +171,17 @@ func TestBodiesAreNotDecompressed(t *testing.T) {
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: portOf(t, l.Addr()), Upstream: loopback(nil, "")}
 	tn, err := p.sandbox(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tn.mu.Lock()
 	tn.dialling = maxConns - 1
 	tn.mu.Unlock()
 	c, err := p.Dial(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := p.Dial(t.Context(), r); kind(t, err) != KindBusy {
 		t.Errorf("got %v, want busy", err)
 	}
@@ -275,13 +264,9 @@ func BenchmarkRoundTrip(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				rt, err := bb.rt()
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				resp, err := rt.RoundTrip(request(b, b.Context(), r))
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, err)
 				io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()
 			}
@@ -297,17 +282,13 @@ func TestSingleLabelInHosts(t *testing.T) {
 		t.Skip("no localhost in /etc/hosts")
 	}
 	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer server.Close()
 	port := uint16(server.Addr().(*net.TCPAddr).Port)
 	p := New(Options{DialTimeout: 5 * time.Second})
 	defer p.Close()
 	c, err := p.Dial(t.Context(), Route{Host: "localhost", Port: port, Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8", "::1"}, Resolver: "127.0.0.1:1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.Close()
 	var refused *Error
 	if _, err := p.Dial(t.Context(), Route{Host: "localhost", Port: port}); !errors.As(err, &refused) || refused.Kind != KindAddress {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
 )
 
 // Proxies of tests live on an address of their own, which is also where they
@@ -61,9 +62,7 @@ func program(t testing.TB, name string) string {
 func freePort(t testing.TB) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(proxyAddress, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	return portOf(t, l.Addr())
 }
@@ -73,13 +72,9 @@ func start(t testing.TB, port uint16, name string, args ...string) {
 	t.Helper()
 	c := exec.Command(name, args...)
 	out, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.Stdout, c.Stderr = out, out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Signal(syscall.SIGTERM) // squid has things to take away
 		last := time.AfterFunc(10*time.Second, func() { _ = c.Process.Kill() })
@@ -111,9 +106,7 @@ func tinyproxy(t testing.TB, login bool) string {
 		config += "BasicAuth " + proxyUser + " " + proxyPassword + "\n"
 	}
 	file := filepath.Join(t.TempDir(), "tinyproxy.conf")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(config), 0o600))
 	start(t, port, path, "-d", "-c", file)
 	return "http://" + hostPort(proxyAddress, port)
 }
@@ -151,20 +144,14 @@ func squid(t testing.TB, login bool) string {
 	if login {
 		passwords := filepath.Join(dir, "passwords")
 		hash, err := exec.Command("openssl", "passwd", "-1", proxyPassword).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(passwords, []byte(proxyUser+":"+string(hash)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, os.WriteFile(passwords, []byte(proxyUser+":"+string(hash)), 0o644))
 		config += "auth_param basic program /usr/lib/squid/basic_ncsa_auth " + passwords + "\nacl known proxy_auth REQUIRED\nhttp_access allow known\nhttp_access deny all\n"
 	} else {
 		config += "http_access allow all\n"
 	}
 	file := filepath.Join(dir, "squid.conf")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(config), 0o644))
 	start(t, port, path, "-N", "-n", fmt.Sprint("test", port), "-f", file)
 	return "http://" + hostPort(proxyAddress, port)
 }
@@ -173,9 +160,7 @@ func squid(t testing.TB, login bool) string {
 func front(t testing.TB, behind string, cert tls.Certificate) string {
 	t.Helper()
 	l, err := tls.Listen("tcp", net.JoinHostPort(proxyAddress, "0"), &tls.Config{Certificates: []tls.Certificate{cert}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	serve(t, l, func(near net.Conn) {
 		far, err := net.Dial("tcp", behind)
 		if err != nil {
@@ -258,9 +243,7 @@ type fake struct {
 func newFake(t testing.TB, scheme string, handle func(f *fake, c net.Conn)) *fake {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(proxyAddress, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := &fake{url: scheme + "://" + l.Addr().String()}
 	serve(t, l, func(c net.Conn) { handle(f, c) })
 	return f
@@ -339,9 +322,7 @@ func reply(f *fake, c net.Conn, steps ...[2]string) {
 func banner(t testing.TB, address string) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	serve(t, l, func(c net.Conn) {
 		host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 		if _, err := io.WriteString(c, "hello "+host+"\n"); err == nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/gateway/http1"
+	"sallyport/internal/test/must"
 )
 
 // script is a server whose connections are served by the test, one after the
@@ -24,9 +25,7 @@ import (
 func script(t *testing.T, serve func(n int, c net.Conn, in *bufio.Reader)) Route {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all sync.WaitGroup
 	all.Go(func() {
 		for n := 0; ; n++ {
@@ -60,9 +59,7 @@ func answer(c net.Conn, in *bufio.Reader, raw string) bool {
 func send(t *testing.T, p *Pool, r Route, method, body string) string {
 	t.Helper()
 	rt, err := p.RoundTripper(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	req := request(t, t.Context(), r)
 	req.Method = method
 	if body != "" {
@@ -228,9 +225,7 @@ func TestBodyIsClosedWhenNobodyAnswers(t *testing.T) {
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: 1, Upstream: loopback(nil, "")}
 	for _, canceled := range []bool{false, true} {
 		rt, err := p.RoundTripper(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		if canceled {
 			cancel()
@@ -356,9 +351,7 @@ func TestNoCrosstalk(t *testing.T) {
 		carried.Add(1)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	front := &http1.Server{}
 	var serving sync.WaitGroup
 	serving.Go(func() {

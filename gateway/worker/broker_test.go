@@ -13,6 +13,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,13 +40,9 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 	secret := "a-secret-of-some-length"
 	s.secret.Store(&secret)
 	here, f, err := ipc.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	there, err := ipc.Inherited(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lease := func(_ context.Context, c workerapi.LeaseRequest) (workerapi.LeaseReply, error) {
 		if c.Credential != "key" || c.Host != bound {
 			return workerapi.LeaseReply{}, credential.ErrNotBound
@@ -129,9 +126,7 @@ func TestBurstAsksOnce(t *testing.T) {
 		for range leaseUses {
 			burst.Go(func() error { _, err := b.Lease(t.Context(), "key", to); return err })
 		}
-		if err := burst.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, burst.Wait())
 		n, late := s.leases.Load()-asked, int64(time.Since(began)/leaseFor)
 		if asked += n; n > 1+late {
 			t.Fatalf("%d uses at once were %d leases of %d", leaseUses, n, leaseUses)

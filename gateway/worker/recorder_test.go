@@ -8,14 +8,13 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/jail"
+	"sallyport/internal/test/must"
 )
 
 // While the data path is held, nothing is let out, and all else is recorded.
 func TestHeld(t *testing.T) {
 	log, err := audit.Open(t.TempDir(), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer log.Close()
 	w := newWorker(nil, jail.State{})
 	r := recorder{log, &w.held}

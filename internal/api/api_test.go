@@ -16,6 +16,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
@@ -29,12 +30,8 @@ func TestProblems(t *testing.T) {
 	none, _, _ := serve(t, false)
 	ctx := t.Context()
 	run := func(_ any, err error) error { return err }
-	if err := run(c.Create(ctx, "taken", sandbox.Spec{Image: "base"})); err != nil {
-		t.Fatal(err)
-	}
-	if err := run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(c.Create(ctx, "taken", sandbox.Spec{Image: "base"})))
+	must.OK(t, run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user")))
 	for _, tt := range []struct {
 		name   string
 		err    error
@@ -89,22 +86,22 @@ func TestProblems(t *testing.T) {
 func TestVerbs(t *testing.T) {
 	c, _, h := serve(t, true)
 	ctx := t.Context()
-	must[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
-	if i := must[sandbox.Info](t)(c.Start(ctx, "box")); i.State != sandbox.Running || i.Session == "" {
+	need[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
+	if i := need[sandbox.Info](t)(c.Start(ctx, "box")); i.State != sandbox.Running || i.Session == "" {
 		t.Errorf("started: %+v", i)
 	}
-	if i := must[sandbox.Info](t)(c.Stop(ctx, "box")); i.State != sandbox.Stopped {
+	if i := need[sandbox.Info](t)(c.Stop(ctx, "box")); i.State != sandbox.Stopped {
 		t.Errorf("stopped: %+v", i)
 	}
-	if pem := must[[]byte](t)(c.SandboxRoot(ctx, "box")); !bytes.HasPrefix(pem, []byte("-----BEGIN")) {
+	if pem := need[[]byte](t)(c.SandboxRoot(ctx, "box")); !bytes.HasPrefix(pem, []byte("-----BEGIN")) {
 		t.Errorf("its authority: %s", pem)
 	}
-	must[api.ClientToken](t)(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user"))
+	need[api.ClientToken](t)(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user"))
 	if err := errors.Join(api.RemoveClient.Do(ctx, c, client.None{}, "user"), c.Remove(ctx, "box")); err != nil {
 		t.Error(err)
 	}
 	h.mended.Store(true)
-	if s := must[api.Status](t)(api.Reload.Do(ctx, c, client.None{})); s.Version != "test" {
+	if s := need[api.Status](t)(api.Reload.Do(ctx, c, client.None{})); s.Version != "test" {
 		t.Errorf("%+v", s)
 	}
 	if err := api.Shutdown.Do(ctx, c, client.None{}); err != nil {
@@ -118,10 +115,10 @@ func TestUnknownFieldIsRefused(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	req := must[*http.Request](t)(http.NewRequest("PUT", "http://sallyport/v1/sandboxes/a", strings.NewReader(`{"imgae": "base"}`)))
-	resp := must[*http.Response](t)(transport.RoundTrip(req))
+	req := need[*http.Request](t)(http.NewRequest("PUT", "http://sallyport/v1/sandboxes/a", strings.NewReader(`{"imgae": "base"}`)))
+	resp := need[*http.Response](t)(transport.RoundTrip(req))
 	defer resp.Body.Close()
-	body := must[[]byte](t)(io.ReadAll(resp.Body))
+	body := need[[]byte](t)(io.ReadAll(resp.Body))
 	if resp.StatusCode != 400 || resp.Header.Get("Content-Type") != "application/problem+json" || !bytes.Contains(body, []byte("imgae")) {
 		t.Errorf("got %d %s %s, want a problem that names the field", resp.StatusCode, resp.Header.Get("Content-Type"), body)
 	}
@@ -137,9 +134,7 @@ func TestNoDaemon(t *testing.T) {
 // A listing shows that a secret is there, and nothing answers with its value.
 func TestSecretsGoInOnly(t *testing.T) {
 	c, _, _ := serve(t, false)
-	if err := api.SetSecret.Do(t.Context(), c, map[string]string{"token": "sk-very-secret"}, "key"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, api.SetSecret.Do(t.Context(), c, map[string]string{"token": "sk-very-secret"}, "key"))
 	list, err := api.ListSecrets.Do(t.Context(), c)
 	if err != nil || len(list) != 1 || list[0].Name != "key" {
 		t.Errorf("got %v, %v, want the one", list, err)
@@ -229,7 +224,7 @@ func TestExplainReadsABody(t *testing.T) {
 func TestExplainsARecordedDecision(t *testing.T) {
 	c, _, h := serve(t, false)
 	h.audit = t.TempDir()
-	log := must[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
 	defer log.Close()
 	e := audit.New(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("GET"))
 	e.Destination = &audit.Endpoint{Hostname: "docs.example.test", Port: 443}
@@ -237,9 +232,7 @@ func TestExplainsARecordedDecision(t *testing.T) {
 	x := &e.Unmapped.Sallyport
 	x.Phase, x.Decision, x.Reason, x.Sandbox, x.Tags = "request", "deny", "no rule allows it", "gone", map[string]string{"team": "support"}
 	e.Policy = &audit.Policy{Version: "older"}
-	if err := log.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Append(t.Context(), e))
 	got, err := api.ExplainDecision.Do(t.Context(), c, client.None{}, e.ID())
 	if err != nil || got.Recorded.Action != policy.Deny || got.Recorded.Revision != "older" || got.Decision.Action != policy.Allow ||
 		!slices.Equal(got.Differs, []string{"action", "rule"}) || len(got.Near) == 0 {
@@ -300,7 +293,7 @@ func TestCommandDiesWithItsClient(t *testing.T) {
 				ended <- err
 			}()
 			var pid string
-			wait(t, "the command to start", func() bool {
+			must.Soon(t, "the command to start", func() bool {
 				data, _ := os.ReadFile(mark)
 				pid = strings.TrimSpace(string(data))
 				return pid != ""
@@ -310,7 +303,7 @@ func TestCommandDiesWithItsClient(t *testing.T) {
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v, want %v", err, context.Canceled)
 			}
-			wait(t, "the command to end", func() bool {
+			must.Soon(t, "the command to end", func() bool {
 				data, err := os.ReadFile("/proc/" + pid + "/stat")
 				return err != nil || slices.Contains(strings.Fields(string(data)), "Z")
 			})
@@ -322,12 +315,3 @@ func TestCommandDiesWithItsClient(t *testing.T) {
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
-
-func wait(t *testing.T, what string, until func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
-}

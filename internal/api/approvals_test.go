@@ -24,12 +24,12 @@ import (
 // serveApprovals runs the routes of approvals, with what tells who is calling.
 func serveApprovals(t *testing.T, network string, who func(context.Context, net.Conn) context.Context) (*approval.Store, net.Addr) {
 	t.Helper()
-	store := must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(t.TempDir(), "approvals.json")}))
+	store := need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(t.TempDir(), "approvals.json")}))
 	address := "127.0.0.1:0"
 	if network == "unix" {
 		address = filepath.Join(t.TempDir(), "s")
 	}
-	l := must[net.Listener](t)(net.Listen(network, address))
+	l := need[net.Listener](t)(net.Listen(network, address))
 	s := httptest.NewUnstartedServer(checked(t, api.NewHandler(api.Options{Approvals: store})))
 	s.Listener.Close()
 	s.Listener, s.Config.ConnContext = l, who
@@ -40,7 +40,7 @@ func serveApprovals(t *testing.T, network string, who func(context.Context, net.
 
 func ask(t *testing.T, s *approval.Store, path string) string {
 	t.Helper()
-	return must[approval.Verdict](t)(s.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
+	return need[approval.Verdict](t)(s.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
 		Sandbox: "demo", SandboxID: "sb-1", Session: "s-1", Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: path, Body: "b",
 	}})).ID
 }
@@ -50,11 +50,11 @@ func TestOperator(t *testing.T) {
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
 	c := client.Unix(addr.String())
 	id := ask(t, store, "/a")
-	r := must[approval.Request](t)(api.AnswerApproval.Do(t.Context(), c, approval.Answer{Approve: true, Span: approval.Session}, id))
+	r := need[approval.Request](t)(api.AnswerApproval.Do(t.Context(), c, approval.Answer{Approve: true, Span: approval.Session}, id))
 	if r.ID != id || r.State != approval.Approved {
 		t.Errorf("%+v", r)
 	}
-	l := must[api.ApprovalList](t)(api.ListApprovals.Do(t.Context(), c, client.None{}))
+	l := need[api.ApprovalList](t)(api.ListApprovals.Do(t.Context(), c, client.None{}))
 	if len(l.Grants) != 1 || l.Grants[0].Operator.UID != strconv.Itoa(os.Getuid()) || l.Grants[0].Operator.Name == "" {
 		t.Errorf("%+v", l)
 	}
@@ -76,7 +76,7 @@ func TestNobodyIsAnOperator(t *testing.T) {
 			store, addr := serveApprovals(t, "tcp", who)
 			id := ask(t, store, "/a")
 			for _, body := range []string{`{"approve": true}`, `{"approve": true, "operator": {"name": "root"}}`} {
-				resp := must[*http.Response](t)(http.Post("http://"+addr.String()+"/v1/approvals/"+id, "application/json", strings.NewReader(body)))
+				resp := need[*http.Response](t)(http.Post("http://"+addr.String()+"/v1/approvals/"+id, "application/json", strings.NewReader(body)))
 				resp.Body.Close()
 				if resp.StatusCode != http.StatusUnauthorized {
 					t.Errorf("%s: %s", body, resp.Status)

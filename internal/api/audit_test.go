@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -18,11 +19,11 @@ import (
 func TestAudit(t *testing.T) {
 	root, _, h := serve(t, true)
 	h.audit = t.TempDir()
-	log := must[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
 	defer log.Close()
 	acme, acmeText := keyed(t, h, "acme", "acme", "read", "run")
 	reader, _ := keyed(t, h, "reader", "", "read")
-	mine := must[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
+	mine := need[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
 	add := func(class audit.Class, kind audit.Kind, message, name, id, owner string) *audit.Event {
 		t.Helper()
 		e := audit.New(kind, class, audit.ActivityOther)
@@ -32,9 +33,7 @@ func TestAudit(t *testing.T) {
 		x.Sandbox, x.SandboxID, x.Owner = name, id, owner
 		x.Credentials = []audit.CredentialUse{{Name: "api-key", Version: "3"}}
 		x.Subject = map[bool]string{true: "sandbox/" + name, false: "secret/api-key"}[name != ""]
-		if err := log.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, log.Append(t.Context(), e))
 		return e
 	}
 	add(audit.ClassHTTP, audit.KindDecision, "one", "mine", mine.ID, "")
@@ -49,7 +48,7 @@ func TestAudit(t *testing.T) {
 	found := func(c *client.Client, q client.AuditQuery) string {
 		t.Helper()
 		var all []string
-		for _, e := range must[[]audit.Event](t)(c.Audit(t.Context(), q)) {
+		for _, e := range need[[]audit.Event](t)(c.Audit(t.Context(), q)) {
 			word, _, _ := strings.Cut(e.Message, " ")
 			all = append(all, word)
 		}
@@ -77,7 +76,7 @@ func TestAudit(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tt.what, got, tt.want)
 		}
 	}
-	for _, e := range must[[]audit.Event](t)(acme.Audit(t.Context(), client.AuditQuery{})) {
+	for _, e := range need[[]audit.Event](t)(acme.Audit(t.Context(), client.AuditQuery{})) {
 		if e.Unmapped.Sallyport.Credentials[0].Name == "api-key" || strings.Contains(e.Message, "/srv") || (e.Source != nil) != (e.ClassUID != audit.ClassSSH) {
 			t.Errorf("a tenant is told %+v", e)
 		}

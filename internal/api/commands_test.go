@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
@@ -22,47 +23,43 @@ func TestCommands(t *testing.T) {
 	if _, err := c.Create(ctx, "box", sandbox.Spec{}); err != nil {
 		t.Fatal(err)
 	}
-	cat := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true}))
+	cat := need[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true}))
 	for _, open := range []bool{true, false} {
-		if err := c.Feed(ctx, "box", cat.ID, strings.NewReader("abc"), open); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Feed(ctx, "box", cat.ID, strings.NewReader("abc"), open))
 	}
-	wait(t, "its output", func() bool {
-		return must[sandbox.CommandInfo](t)(c.Command(ctx, "box", cat.ID)).Stdout.To == 6
+	must.Soon(t, "its output", func() bool {
+		return need[sandbox.CommandInfo](t)(c.Command(ctx, "box", cat.ID)).Stdout.To == 6
 	})
 	from, out, err := c.Output(ctx, "box", cat.ID, sandbox.OutputOptions{Stream: "stdout", From: 2, Follow: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := must[[]byte](t)(io.ReadAll(out))
+	must.OK(t, err)
+	text := need[[]byte](t)(io.ReadAll(out))
 	_ = out.Close()
 	if from != 2 || string(text) != "cabc" {
 		t.Errorf("from %d: %q", from, text)
 	}
-	wait(t, "its end", func() bool {
-		i := must[sandbox.CommandInfo](t)(c.Command(ctx, "box", cat.ID))
+	must.Soon(t, "its end", func() bool {
+		i := need[sandbox.CommandInfo](t)(c.Command(ctx, "box", cat.ID))
 		return i.State == wire.Exited && i.Code == 0 && i.Stdout.To == 6
 	})
 
-	screen := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}, TTY: true}))
+	screen := need[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}, TTY: true}))
 	if _, err := c.ResizeCommand(ctx, "box", screen.ID, sandbox.Size{Rows: 10, Cols: 20}); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.SignalCommand(ctx, "box", screen.ID, "TERM"); err != nil {
 		t.Error(err)
 	}
-	wait(t, "the signal to end it", func() bool {
-		return must[sandbox.CommandInfo](t)(c.Command(ctx, "box", screen.ID)).Signal == "TERM"
+	must.Soon(t, "the signal to end it", func() bool {
+		return need[sandbox.CommandInfo](t)(c.Command(ctx, "box", screen.ID)).Signal == "TERM"
 	})
-	long := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}}))
+	long := need[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}}))
 	if _, err := c.KillCommand(ctx, "box", long.ID); err != nil {
 		t.Error(err)
 	}
-	wait(t, "its end", func() bool {
-		return must[sandbox.CommandInfo](t)(c.Command(ctx, "box", long.ID)).State == wire.Exited
+	must.Soon(t, "its end", func() bool {
+		return need[sandbox.CommandInfo](t)(c.Command(ctx, "box", long.ID)).State == wire.Exited
 	})
-	if list := must[[]sandbox.CommandInfo](t)(c.Commands(ctx, "box")); len(list) != 3 || list[0].ID != cat.ID {
+	if list := need[[]sandbox.CommandInfo](t)(c.Commands(ctx, "box")); len(list) != 3 || list[0].ID != cat.ID {
 		t.Errorf("got %+v", list)
 	}
 }
@@ -73,12 +70,12 @@ func TestCommandsAreRecorded(t *testing.T) {
 	_, _, h := serve(t, true)
 	c, _ := keyed(t, h, "ci", "acme", "run", "read")
 	ctx := t.Context()
-	box := must[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
+	box := need[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
 	const hidden = "hunter2"
 	for _, args := range [][]string{{"sh", "-c", "exit 3 # " + hidden}, {"/bin/true", hidden}, {"/nowhere/none", hidden}} {
 		_, _ = c.Exec(ctx, "box", sandbox.CommandSpec{Args: args, Env: map[string]string{"TOKEN": hidden}}, sandbox.Streams{})
 	}
-	must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "0"}}))
+	need[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "0"}}))
 	var got []string
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 var update = flag.Bool("update", false, "write openapi.yaml anew")
@@ -15,9 +17,7 @@ var update = flag.Bool("update", false, "write openapi.yaml anew")
 // openapi.yaml is what the table of routes and components.yaml say.
 func TestDocumentIsTheRoutes(t *testing.T) {
 	components, err := os.ReadFile("components.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	head, rest, ok := bytes.Cut(components, []byte("components:\n"))
 	if !ok {
 		t.Fatal("components.yaml has no components")
@@ -37,9 +37,7 @@ func TestDocumentIsTheRoutes(t *testing.T) {
 	want.WriteString("components:\n")
 	want.Write(rest)
 	if *update {
-		if err := os.WriteFile("openapi.yaml", want.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile("openapi.yaml", want.Bytes(), 0o644))
 		return
 	}
 	if !bytes.Equal(document, want.Bytes()) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -19,19 +20,17 @@ import (
 func TestEvents(t *testing.T) {
 	root, _, h := serve(t, true)
 	h.audit = t.TempDir()
-	log := must[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
 	defer log.Close()
 	acme, _ := keyed(t, h, "acme", "acme", "read", "run")
-	mine := must[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
+	mine := need[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
 	append := func(app, state, name, id, owner string) {
 		t.Helper()
 		e := audit.Change(app, state)
 		e.Message = app + " " + state
 		x := &e.Unmapped.Sallyport
 		x.Sandbox, x.SandboxID, x.Owner = name, id, owner
-		if err := log.Append(t.Context(), e, audit.New(audit.KindDecision, audit.ClassHTTP, 3)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, log.Append(t.Context(), e, audit.New(audit.KindDecision, audit.ClassHTTP, 3)))
 	}
 	append("sallyport", "started", "", "", "")
 	append("sandbox/mine", "created", "mine", mine.ID, "acme")
@@ -109,7 +108,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	for _, c := range append(open, s) {
 		c.Close()
 	}
-	wait(t, "room for another", func() bool {
+	must.Soon(t, "room for another", func() bool {
 		s, err := greedy.Stream(t.Context(), "/v1/events", nil)
 		if err != nil {
 			return false

@@ -81,8 +81,8 @@ var described = sync.OnceValues(func() (*openapi3.T, error) {
 // checked holds every exchange with a handler to the OpenAPI document.
 func checked(t *testing.T, next http.Handler) http.Handler {
 	t.Helper()
-	doc := must[*openapi3.T](t)(described())
-	router := must[routers.Router](t)(gorillamux.NewRouter(doc))
+	doc := need[*openapi3.T](t)(described())
+	router := need[routers.Router](t)(gorillamux.NewRouter(doc))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent := &record{}
 		asked := r.Clone(r.Context())
@@ -241,7 +241,7 @@ func lines(doc *openapi3.T, kind, body string) error {
 
 // The schemas have the fields that are sent and read, also those that no test sets.
 func TestSchemasHaveTheFields(t *testing.T) {
-	doc := must[*openapi3.T](t)(described())
+	doc := need[*openapi3.T](t)(described())
 	for name, v := range map[string]any{
 		"Spec": sandbox.Spec{}, "SpecChange": sandbox.SpecChange{}, "Sandbox": sandbox.Info{}, "Command": sandbox.CommandSpec{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
 		"Image": sandbox.Image{}, "ImageStep": sandbox.ImageStep{}, "ImagePull": client.ImagePull{},

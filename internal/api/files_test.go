@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
@@ -29,11 +30,9 @@ import (
 func files(t *testing.T) (*client.Files, string) {
 	t.Helper()
 	c, _, _ := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
+	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o755))
 	return c.Files("demo"), dir
 }
 
@@ -52,11 +51,9 @@ func status(err error) int {
 func read(t *testing.T, f *client.Files, path string) string {
 	t.Helper()
 	_, from, err := f.Read(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer from.Close()
-	return string(must[[]byte](t)(io.ReadAll(from)))
+	return string(need[[]byte](t)(io.ReadAll(from)))
 }
 
 func TestFiles(t *testing.T) {
@@ -100,9 +97,7 @@ func TestFiles(t *testing.T) {
 	}
 	write("one", "1", sandbox.WriteOptions{})
 	write("two", "2", sandbox.WriteOptions{})
-	if err := syscall.Mkfifo(at("pipe"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(at("pipe"), 0o666))
 	for what, tt := range map[string]struct {
 		err  error
 		want int
@@ -166,9 +161,7 @@ func drained(r io.ReadCloser, err error) error {
 func TestWriteIsOneStep(t *testing.T) {
 	f, dir := files(t)
 	path := filepath.Join(dir, "f")
-	if err := os.WriteFile(path, []byte("before"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("before"), 0o600))
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() { done <- first(f.Write(t.Context(), path, r, sandbox.WriteOptions{})) }()
@@ -203,17 +196,13 @@ func TestListPages(t *testing.T) {
 			name = "00007\xff\x1b[31m"
 		}
 		want = append(want, name)
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	var got []string
 	pages := 0
 	for after, more := "", true; more; pages++ {
 		list, m, err := f.List(t.Context(), dir, after)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, i := range list {
 			got = append(got, wire.RawName(i.Name, i.Raw))
 		}
@@ -228,9 +217,7 @@ func TestListPages(t *testing.T) {
 func TestFilesOfUser(t *testing.T) {
 	testnet.Privileged(t)
 	f, dir := files(t)
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(filepath.Dir(dir), 0o755))
 	secret, open := filepath.Join(dir, "secret"), filepath.Join(dir, "open")
 	os.WriteFile(secret, []byte("x"), 0o600)
 	os.Mkdir(open, 0o700)
@@ -290,9 +277,7 @@ func TestTrees(t *testing.T) {
 	os.WriteFile(filepath.Join(from, "a/b/c\xff"), []byte("text"), 0o741)
 	os.Symlink("b/c\xff", filepath.Join(from, "a/l"))
 	tar, err := f.Download(t.Context(), from, "to")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := archive.Unpack(t.Context(), to, tar, archive.Options{Top: "to", Foreign: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -312,9 +297,7 @@ func TestTrees(t *testing.T) {
 	// What breaks off is no archive.
 	os.WriteFile(filepath.Join(from, "large"), bytes.Repeat([]byte("x"), 32<<20), 0o600)
 	tar, err = f.Download(t.Context(), from, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer tar.Close()
 	io.ReadFull(tar, make([]byte, 4096))
 	os.Truncate(filepath.Join(from, "large"), 10)
@@ -405,10 +388,8 @@ func TestWatchFiles(t *testing.T) {
 
 func TestChanges(t *testing.T) {
 	c, _, h := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
-	if err := os.WriteFile(filepath.Join(h.layer, "new"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
+	must.OK(t, os.WriteFile(filepath.Join(h.layer, "new"), nil, 0o600))
 	var got []client.Change
 	tell := func(x client.Change) error { got = append(got, x); return nil }
 	if err := c.Changes(t.Context(), "demo", "", tell); err != nil || len(got) != 1 || got[0].Path != "/new" || got[0].Kind != "added" {

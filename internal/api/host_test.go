@@ -32,6 +32,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -173,12 +174,10 @@ egressAuth: [{name: models with a key, destination: api.example.test, authRef: o
 credentials: [{name: openai-api-key}]
 `
 
-func must[T any](t *testing.T) func(T, error) T {
+func need[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return v
 	}
 }
@@ -188,13 +187,13 @@ func must[T any](t *testing.T) func(T, error) T {
 func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	t.Helper()
 	dir, h := t.TempDir(), &host{layer: t.TempDir(), retention: new(kept)}
-	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
-	authority := must[*ca.Authority](t)(ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
-	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
-	rules := must[*engine.Policy](t)(engine.Compile(t.Context(), cfg.Document, engine.Options{}))
+	key := need[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
+	authority := need[*ca.Authority](t)(ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
+	cfg := need[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
+	rules := need[*engine.Policy](t)(engine.Compile(t.Context(), cfg.Document, engine.Options{}))
 	opt := api.Options{
-		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
-		Clients: clients{must[*access.Clients](t)(access.OpenClients(filepath.Join(dir, "clients.json")))},
+		Secrets: secrets{need[*file.Store](t)(file.New(dir, key))},
+		Clients: clients{need[*access.Clients](t)(access.OpenClients(filepath.Join(dir, "clients.json")))},
 		Root: func(id string) ([]byte, error) {
 			if err := h.root.Load(); err != nil {
 				return nil, *err
@@ -220,7 +219,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		Limits:    &limits{},
 		Sinks:     sinks{},
 		Retention: h.retention,
-		Exposures: exposures{must[*access.Ports](t)(access.OpenPorts(filepath.Join(dir, "exposures.json")))},
+		Exposures: exposures{need[*access.Ports](t)(access.OpenPorts(filepath.Join(dir, "exposures.json")))},
 		Logger:    slog.New(slog.DiscardHandler),
 		Recorder:  actors{h},
 		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
@@ -230,13 +229,13 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 			return index.Scan(ctx, h.audit, q)
 		},
 	}
-	h.dir, h.keys = dir, must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
+	h.dir, h.keys = dir, need[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
 	opt.Keys = h.keys
-	opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
-	opt.Approvals = must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
+	opt.Once = need[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+	opt.Approvals = need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
 	h.approvals = opt.Approvals.(*approval.Store)
 	if sandboxes {
-		opt.Sandboxes = must[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
+		opt.Sandboxes = need[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
 			Disks:    noDisks{},
@@ -253,17 +252,17 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		go func() { defer close(served); _ = s.Serve(l) }()
 		t.Cleanup(func() { _ = s.Close(); <-served })
 	}
-	run(api.Local(must[net.Listener](t)(net.Listen("unix", socket)), routes, opt.Logger))
+	run(api.Local(need[net.Listener](t)(net.Listen("unix", socket)), routes, opt.Logger))
 
-	certificate := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
-	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	certificate := need[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
+	l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 	h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(certificate)}
 	run(api.Remote(l, certificate, routes, opt.Logger, nil))
 	h.restart = func() {
-		opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
-		opt.Keys = must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
-		again := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
-		l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+		opt.Once = need[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+		opt.Keys = need[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
+		again := need[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
+		l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 		h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(again)}
 		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger, nil))
 	}
@@ -288,10 +287,8 @@ func (l layers) Layers(context.Context, string) (string, []string, error) { retu
 // agents runs one agent's server in this process, which every sandbox has.
 func agents(t *testing.T, by *line) channel.Options {
 	pub, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := must[net.Listener](t)(net.Listen("tcp4", "127.0.0.1:0"))
+	must.OK(t, err)
+	l := need[net.Listener](t)(net.Listen("tcp4", "127.0.0.1:0"))
 	s := agent.NewServer(agent.Options{Key: pub})
 	served := make(chan struct{})
 	go func() { defer close(served); _ = s.Serve(l) }()
@@ -368,7 +365,7 @@ func (noDisks) Look(string) (*os.File, error)                                 { 
 // keyed makes a key and returns a client that has it, and its text.
 func keyed(t *testing.T, h *host, name, tenant string, scopes ...string) (*client.Client, string) {
 	t.Helper()
-	made, text, err := h.keys.Create(api.Key{Name: name, Tenant: tenant, Scopes: must[[]api.Scope](t)(api.ParseScopes(scopes))})
+	made, text, err := h.keys.Create(api.Key{Name: name, Tenant: tenant, Scopes: need[[]api.Scope](t)(api.ParseScopes(scopes))})
 	if err != nil {
 		t.Fatal(made, err)
 	}
@@ -379,10 +376,8 @@ func dialed(t *testing.T, h *host, text string) *client.Client {
 	t.Helper()
 	r := h.remote
 	r.KeyFile = filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(r.KeyFile, []byte(text+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := must[*client.Client](t)(client.Dial(r))
+	must.OK(t, os.WriteFile(r.KeyFile, []byte(text+"\n"), 0o600))
+	c := need[*client.Client](t)(client.Dial(r))
 	t.Cleanup(c.Close)
 	return c
 }
@@ -393,19 +388,19 @@ func raw(t *testing.T, h *host, text, method, path, body string, header ...strin
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // TestFingerprint has the check
 	defer transport.CloseIdleConnections()
-	req := must[*http.Request](t)(http.NewRequestWithContext(t.Context(), method, h.remote.URL+path, strings.NewReader(body)))
+	req := need[*http.Request](t)(http.NewRequestWithContext(t.Context(), method, h.remote.URL+path, strings.NewReader(body)))
 	if text != "" {
 		req.Header.Set("Authorization", "Bearer "+text)
 	}
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp := must[*http.Response](t)(transport.RoundTrip(req))
+	resp := need[*http.Response](t)(transport.RoundTrip(req))
 	defer resp.Body.Close()
 	if resp.Header.Get("Content-Type") == "text/event-stream" || resp.StatusCode == http.StatusSwitchingProtocols {
 		return resp.StatusCode, "", nil, resp.Header
 	}
-	answer = must[[]byte](t)(io.ReadAll(resp.Body))
+	answer = need[[]byte](t)(io.ReadAll(resp.Body))
 	var p api.Problem
 	_ = json.Unmarshal(answer, &p)
 	return resp.StatusCode, strings.TrimPrefix(p.Type, client.ProblemType), answer, resp.Header

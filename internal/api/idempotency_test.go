@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -21,7 +22,7 @@ import (
 // keys, what others' came to is kept; and of its own the newest is.
 func TestOnceIsShared(t *testing.T) {
 	dir := t.TempDir()
-	o := must[*api.Once](t)(api.OpenOnce(dir, slog.New(slog.DiscardHandler)))
+	o := need[*api.Once](t)(api.OpenOnce(dir, slog.New(slog.DiscardHandler)))
 	known := func(who, tenant, key string) bool {
 		t.Helper()
 		before, err := o.Do(api.Principal{ID: who, Tenant: tenant}, key)
@@ -50,14 +51,14 @@ func TestOnceIsShared(t *testing.T) {
 		}
 	}
 	check()
-	o = must[*api.Once](t)(api.OpenOnce(dir, slog.New(slog.DiscardHandler)))
+	o = need[*api.Once](t)(api.OpenOnce(dir, slog.New(slog.DiscardHandler)))
 	if !known("beta-key", "beta", "second") || !known("host", "", "0") {
 		t.Error("forgotten over a restart")
 	}
 	for i := range 300 {
 		known("host", "", fmt.Sprint("more-", i))
 	}
-	if n := len(must[[]os.DirEntry](t)(os.ReadDir(dir))); n > 4096+16 {
+	if n := len(need[[]os.DirEntry](t)(os.ReadDir(dir))); n > 4096+16 {
 		t.Errorf("%d are kept", n)
 	}
 	if !known("beta-key", "beta", "first") || !known("host", "", "more-299") || known("host", "", "0") {
@@ -119,9 +120,9 @@ func TestIdempotencyKey(t *testing.T) {
 			t.Errorf("by the client, %+v: got %v, want %q", tt.spec, err, tt.want)
 		}
 	}
-	files := must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(h.dir, "once")))
+	files := need[[]os.DirEntry](t)(os.ReadDir(filepath.Join(h.dir, "once")))
 	for _, f := range files {
-		if b := must[[]byte](t)(os.ReadFile(filepath.Join(h.dir, "once", f.Name()))); bytes.Contains(b, []byte("token")) {
+		if b := need[[]byte](t)(os.ReadFile(filepath.Join(h.dir, "once", f.Name()))); bytes.Contains(b, []byte("token")) {
 			t.Errorf("a token is kept: %s", b)
 		}
 	}
@@ -135,13 +136,9 @@ func TestIdempotencyKey(t *testing.T) {
 	for _, f := range files {
 		name := filepath.Join(h.dir, "once", f.Name())
 		var k map[string]any
-		if err := json.Unmarshal(must[[]byte](t)(os.ReadFile(name)), &k); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(need[[]byte](t)(os.ReadFile(name)), &k))
 		delete(k, "status")
-		if err := os.WriteFile(name, must[[]byte](t)(json.Marshal(k)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(name, need[[]byte](t)(json.Marshal(k)), 0o600))
 	}
 	h.restart()
 	if status, kind, _, _ := put(text, "/v1/sandboxes/box", `{}`, "k1"); status != 409 || kind != "outcome-unknown" {

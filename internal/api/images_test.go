@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -128,9 +129,7 @@ func TestImages(t *testing.T) {
 		t.Error("what the registry does not have is pulled")
 	}
 	me, err := user.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	said := strings.Join(h.said(), "\n")
 	for _, want := range []string{"image " + long + " pulling by ", "image docker.io/team/a:1 pulling by ", "image docker.io/team/a:1 pulled by ", "image ../containers/x refused by ",
 		"image docker.io/library/late:latest failed by ", "image docker.io/team/b:1 loaded by ", "image docker.io/team/a:1 removed by "} {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -24,19 +25,19 @@ import (
 func TestKeys(t *testing.T) {
 	c, _, h := serve(t, false)
 	ctx := t.Context()
-	made := must[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(time.Hour)}, "ci"))
+	made := need[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(time.Hour)}, "ci"))
 	file := filepath.Join(h.dir, "keys.json")
-	if text := must[[]byte](t)(os.ReadFile(file)); bytes.Contains(text, []byte(made.Text)) || bytes.Contains(text, []byte(made.Text[20:])) || !bytes.Contains(text, []byte("ci")) {
+	if text := need[[]byte](t)(os.ReadFile(file)); bytes.Contains(text, []byte(made.Text)) || bytes.Contains(text, []byte(made.Text[20:])) || !bytes.Contains(text, []byte("ci")) {
 		t.Errorf("the file holds the key: %s", text)
 	}
-	if i := must[os.FileInfo](t)(os.Stat(file)); i.Mode().Perm() != 0o600 {
+	if i := need[os.FileInfo](t)(os.Stat(file)); i.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v", i.Mode())
 	}
 	remote := dialed(t, h, made.Text)
 	if s, err := api.GetStatus.Do(ctx, remote, client.None{}); err != nil || s.Version != "test" {
 		t.Fatal(s, err)
 	}
-	list := must[[]api.Key](t)(api.ListKeys.Do(ctx, c))
+	list := need[[]api.Key](t)(api.ListKeys.Do(ctx, c))
 	if len(list) != 1 || list[0].Used.IsZero() || list[0].ID != made.ID || list[0].Tenant != "" {
 		t.Errorf("%+v", list)
 	}
@@ -47,18 +48,16 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s: %d", name, status)
 		}
 	}
-	again := must[*api.Keys](t)(api.OpenKeys(file, slog.New(slog.DiscardHandler)))
+	again := need[*api.Keys](t)(api.OpenKeys(file, slog.New(slog.DiscardHandler)))
 	if k, ok := again.Verify(made.Text); !ok || k.Name != "ci" {
 		t.Errorf("after a restart: %v %v", k, ok)
 	}
-	soon := must[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(1500 * time.Millisecond)}, "soon"))
-	wait(t, "a key to expire", func() bool {
+	soon := need[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(1500 * time.Millisecond)}, "soon"))
+	must.Soon(t, "a key to expire", func() bool {
 		status, _, _, _ := raw(t, h, soon.Text, "GET", "/v1/status", "")
 		return status == 401
 	})
-	if err := api.RemoveKey.Do(ctx, c, client.None{}, "ci"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, api.RemoveKey.Do(ctx, c, client.None{}, "ci"))
 	var p *api.Problem
 	if _, err := api.GetStatus.Do(ctx, remote, client.None{}); !errors.As(err, &p) || p.Status != 401 {
 		t.Errorf("a key that is removed: %v", err)
@@ -107,7 +106,7 @@ func TestFailuresAreBounded(t *testing.T) {
 func TestFingerprint(t *testing.T) {
 	_, _, h := serve(t, false)
 	good, text := keyed(t, h, "good", "", "read")
-	must[api.Status](t)(api.GetStatus.Do(t.Context(), good, client.None{}))
+	need[api.Status](t)(api.GetStatus.Do(t.Context(), good, client.None{}))
 	other := h.remote
 	h.remote.Fingerprint = "sha256:" + strings.Repeat("0", 64)
 	if _, err := api.GetStatus.Do(t.Context(), dialed(t, h, text), client.None{}); !errors.Is(err, client.ErrServer) {
@@ -119,9 +118,7 @@ func TestFingerprint(t *testing.T) {
 		t.Errorf("nobody vouches: %v", err)
 	}
 	other.KeyFile = filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(other.KeyFile, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(other.KeyFile, []byte(text), 0o644))
 	if _, err := client.Dial(other); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a key that all can read: %v", err)
 	}
@@ -159,12 +156,12 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 	root, _, h := serve(t, true)
 	h.audit = t.TempDir()
 	ctx := t.Context()
-	must[sandbox.Info](t)(root.Create(ctx, "box", sandbox.Spec{}))
-	must[sandbox.Info](t)(root.Start(ctx, "box"))
+	need[sandbox.Info](t)(root.Create(ctx, "box", sandbox.Spec{}))
+	need[sandbox.Info](t)(root.Start(ctx, "box"))
 	slow := sandbox.CommandSpec{Args: []string{"sleep", "120"}}
-	id := must[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", slow)).ID
+	id := need[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", slow)).ID
 	defer func() { _, _ = root.KillCommand(ctx, "box", id) }()
-	fed := must[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true})).ID
+	fed := need[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true})).ID
 	defer func() { _, _ = root.KillCommand(ctx, "box", fed) }()
 	dir := t.TempDir() // the agent is a process of the test's own
 
@@ -231,21 +228,19 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 					want.Expires = time.Now().Add(time.Second)
 				}
 				_, text, err := h.keys.Create(want)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				c := dialed(t, h, text)
 				ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 				defer cancel()
 				var begun atomic.Bool
 				ended := make(chan error, 1)
 				go func() { ended <- tt.do(ctx, c, &begun) }()
-				wait(t, "the call", begun.Load)
+				must.Soon(t, "the call", begun.Load)
 				time.Sleep(300 * time.Millisecond)
 				if how == "removed" {
-					must[api.Key](t)(h.keys.Remove("k"))
+					need[api.Key](t)(h.keys.Remove("k"))
 				} else {
-					defer func() { must[api.Key](t)(h.keys.Remove("k")) }()
+					defer func() { need[api.Key](t)(h.keys.Remove("k")) }()
 				}
 				if err := <-ended; err == nil || errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("it went on: %v", err)
@@ -255,9 +250,7 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 	}
 	// What removes its own key is answered.
 	_, text, err := h.keys.Create(api.Key{Name: "self", Scopes: []api.Scope{api.ScopeAdmin}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := api.RemoveKey.Do(ctx, dialed(t, h, text), client.None{}, "self"); err != nil {
 		t.Errorf("a key that removes itself: %v", err)
 	}

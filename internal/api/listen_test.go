@@ -23,7 +23,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 		}
 	}()
 	for i := range 700 {
-		c := must[net.Conn](t)(net.Dial("tcp", at))
+		c := need[net.Conn](t)(net.Dial("tcp", at))
 		held = append(held, c)
 		if i%8 == 0 { // some are further on
 			over := tls.Client(c, &tls.Config{InsecureSkipVerify: true})

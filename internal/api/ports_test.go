@@ -47,12 +47,12 @@ func TestExposures(t *testing.T) {
 	ctx := t.Context()
 	acme, text := keyed(t, h, "acme", "acme", "admin")
 	other, _ := keyed(t, h, "other", "other", "admin")
-	box := must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
-	made := must[client.Exposed](t)(acme.Expose(ctx, "box", 8000, 2*time.Hour))
+	box := need[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
+	made := need[client.Exposed](t)(acme.Expose(ctx, "box", 8000, 2*time.Hour))
 	if made.URL != "http://"+(access.Port{Sandbox: "box", SandboxID: box.ID, Port: 8000}).Host()+":7080/" || made.Visit != made.URL+"?token="+made.Token || made.Expires.Sub(made.Created) != 2*time.Hour {
 		t.Errorf("got %+v", made)
 	}
-	if list := must[[]client.Exposure](t)(root.Exposures(ctx, "acme/box")); len(list) != 1 || list[0] != made.Exposure {
+	if list := need[[]client.Exposure](t)(root.Exposures(ctx, "acme/box")); len(list) != 1 || list[0] != made.Exposure {
 		t.Errorf("listed %+v", list)
 	}
 	if _, _, answer, _ := raw(t, h, text, "GET", "/v1/sandboxes/box/exposures", ""); strings.Contains(string(answer), "spe_") || strings.Contains(string(answer), "digest") {
@@ -79,7 +79,7 @@ func TestExposures(t *testing.T) {
 	if err := acme.Unexpose(ctx, "box", 8000); err != nil {
 		t.Error(err)
 	}
-	if list := must[[]client.Exposure](t)(root.Exposures(ctx, "acme/box")); len(list) != 0 {
+	if list := need[[]client.Exposure](t)(root.Exposures(ctx, "acme/box")); len(list) != 0 {
 		t.Errorf("after its end: %+v", list)
 	}
 	for i := range 32 {

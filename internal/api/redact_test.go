@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -19,11 +20,11 @@ func TestHostPathsAreNotTold(t *testing.T) {
 	ctx := t.Context()
 	acme, text := keyed(t, h, "acme", "acme", "admin")
 	_, reader := keyed(t, h, "reader", "", "read", "run")
-	box := must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
+	box := need[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
 	if box.Memory != "" {
 		t.Errorf("made: %+v", box)
 	}
-	if i := must[sandbox.Info](t)(root.Sandbox(ctx, "acme/box")); !strings.HasPrefix(i.Memory, h.dir) {
+	if i := need[sandbox.Info](t)(root.Sandbox(ctx, "acme/box")); !strings.HasPrefix(i.Memory, h.dir) {
 		t.Errorf("to root: %+v", i)
 	}
 	for _, key := range []string{text, reader} {
@@ -38,9 +39,7 @@ func TestHostPathsAreNotTold(t *testing.T) {
 	}
 	var broken error = &fs.PathError{Op: "open", Path: "/var/lib/sallyport/ca/root.sealed", Err: fs.ErrPermission}
 	h.root.Store(&broken)
-	if err := os.MkdirAll(filepath.Join(h.dir, "sandboxes", "inway"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(h.dir, "sandboxes", "inway"), 0o700))
 	for what, of := range map[string]func(*client.Client) error{
 		"its authority":  func(c *client.Client) error { _, err := c.SandboxRoot(ctx, "acme/box"); return err },
 		"one in the way": func(c *client.Client) error { _, err := c.Create(ctx, "inway", sandbox.Spec{}); return err },

@@ -160,7 +160,7 @@ func TestRunDoesNotTag(t *testing.T) {
 // reach.
 func TestSetScopes(t *testing.T) {
 	c, _, h := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "box", sandbox.Spec{Offline: true}))
+	need[sandbox.Info](t)(c.Create(t.Context(), "box", sandbox.Spec{Offline: true}))
 	_, run := keyed(t, h, "driver", "", "run")
 	_, policy := keyed(t, h, "team", "", "run", "policy")
 	for _, tt := range []struct {
@@ -181,7 +181,7 @@ func TestSetScopes(t *testing.T) {
 			t.Errorf("%s: %d %s %s, want %d %s", tt.body, status, kind, answer, tt.status, tt.kind)
 		}
 	}
-	i := must[sandbox.Info](t)(c.Set(t.Context(), "box", sandbox.SpecChange{Tags: map[string]string{}}))
+	i := need[sandbox.Info](t)(c.Set(t.Context(), "box", sandbox.SpecChange{Tags: map[string]string{}}))
 	if len(i.Spec.Tags) != 0 || i.Spec.Labels["a"] != "b" || i.Next == nil || i.Next.CPUs != 2 || i.Next.Offline {
 		t.Errorf("got %+v, next %+v", i.Spec, i.Next)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -18,7 +19,7 @@ import (
 func TestPages(t *testing.T) {
 	c, _, h := serve(t, true)
 	for i := range 7 {
-		must[sandbox.Info](t)(c.Create(t.Context(), fmt.Sprintf("box-%d", i), sandbox.Spec{}))
+		need[sandbox.Info](t)(c.Create(t.Context(), fmt.Sprintf("box-%d", i), sandbox.Spec{}))
 	}
 	_, text := keyed(t, h, "a", "", "read")
 	var names []string
@@ -32,9 +33,7 @@ func TestPages(t *testing.T) {
 			names = append(names, i.Name)
 		}
 		if len(names) == 3 { // what goes meanwhile hides nothing
-			if err := c.Remove(t.Context(), "box-1"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Remove(t.Context(), "box-1"))
 		}
 		link, _, _ := strings.Cut(strings.TrimPrefix(head.Get("Link"), "<"), ">")
 		path = link
@@ -47,7 +46,7 @@ func TestPages(t *testing.T) {
 			t.Errorf("%s: %d", q, status)
 		}
 	}
-	all := must[[]sandbox.Info](t)(client.All[sandbox.Info](t.Context(), c, "/v1/sandboxes?limit=2"))
+	all := need[[]sandbox.Info](t)(client.All[sandbox.Info](t.Context(), c, "/v1/sandboxes?limit=2"))
 	if len(all) != 6 {
 		t.Errorf("the client has %d", len(all))
 	}
@@ -69,7 +68,7 @@ func TestNoSuchRoute(t *testing.T) {
 
 // Every type of problem is documented, and configuration knows the scopes.
 func TestWords(t *testing.T) {
-	text := string(must[[]byte](t)(os.ReadFile("../../docs/reference/api.md")))
+	text := string(need[[]byte](t)(os.ReadFile("../../docs/reference/api.md")))
 	for _, k := range api.Kinds() {
 		if !strings.Contains(text, "`"+k+"`") {
 			t.Errorf("docs/reference/api.md does not say what %s is", k)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -15,9 +16,7 @@ func TestSleep(t *testing.T) {
 	ctx := t.Context()
 	is := func(i sandbox.Info, err error) sandbox.State {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return i.State
 	}
 	is(c.Create(ctx, "a", sandbox.Spec{}))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -21,9 +22,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	fine := func(_ any, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	fine(c.Create(ctx, "a", sandbox.Spec{}))
 	if list, err := c.Snapshots(ctx, "a"); err != nil || len(list) != 0 {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
@@ -23,17 +24,13 @@ import (
 // nobody else may do anything.
 func TestUsers(t *testing.T) {
 	testnet.Privileged(t)
-	dir := must[string](t)(os.MkdirTemp("", "users"))
+	dir := need[string](t)(os.MkdirTemp("", "users"))
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o755))
 	socket := filepath.Join(dir, "s")
-	l := must[net.Listener](t)(net.Listen("unix", socket))
-	if err := os.Chmod(socket, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	store := must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
+	l := need[net.Listener](t)(net.Listen("unix", socket))
+	must.OK(t, os.Chmod(socket, 0o666))
+	store := need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
 	h := &host{}
 	s := &http.Server{ConnContext: api.PeerContext, Handler: checked(t, api.NewHandler(api.Options{
 		Approvals: store, Recorder: h, Logger: slog.New(slog.DiscardHandler),
@@ -63,7 +60,7 @@ func TestUsers(t *testing.T) {
 func TestContainerChangesNothing(t *testing.T) {
 	testnet.Privileged(t)
 	c, socket, _ := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
+	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
 	call := func(route, body string, inside bool) (status string) {
 		t.Helper()
 		method, path, _ := strings.Cut(route, " ")

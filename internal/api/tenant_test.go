@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -56,9 +57,9 @@ func TestNamesOfRules(t *testing.T) {
 	trusted, _ := keyed(t, h, "trusted", "acme", "run", "read", "policy")
 	hosts, _ := keyed(t, h, "hosts", "", "run", "read")
 	run := func(_ any, err error) error { return err }
-	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
-	must[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "proxied"))
-	must[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "box-2"))
+	need[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
+	need[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "proxied"))
+	need[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "box-2"))
 	for name, tt := range map[string]struct {
 		err  error
 		kind string
@@ -74,17 +75,15 @@ func TestNamesOfRules(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", name, tt.err, tt.kind)
 		}
 	}
-	if i := must[sandbox.Info](t)(trusted.Create(ctx, "deployer", sandbox.Spec{})); i.Spec.Owner != "acme" {
+	if i := need[sandbox.Info](t)(trusted.Create(ctx, "deployer", sandbox.Spec{})); i.Spec.Owner != "acme" {
 		t.Errorf("with the scope: %+v", i)
 	}
 	if err := run(acme.Create(ctx, "deployer", sandbox.Spec{})); err != nil {
 		t.Errorf("one that is there: %v", err)
 	}
-	if err := trusted.Remove(ctx, "deployer"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, trusted.Remove(ctx, "deployer"))
 	team, _ := keyed(t, h, "team", "", "run", "policy")
-	must[sandbox.Info](t)(hosts.Create(ctx, "host", sandbox.Spec{}))
+	need[sandbox.Info](t)(hosts.Create(ctx, "host", sandbox.Spec{}))
 	for what, err := range map[string]error{
 		"made by a host's key":       run(hosts.Create(ctx, "deployer", sandbox.Spec{})),
 		"forked by a host's key":     run(hosts.Fork(ctx, "host", sandbox.ForkSpec{Names: []string{"deployer"}})),
@@ -95,7 +94,7 @@ func TestNamesOfRules(t *testing.T) {
 			t.Errorf("%s: got %v, want scope", what, err)
 		}
 	}
-	must[sandbox.Info](t)(team.Create(ctx, "deployer", sandbox.Spec{}))
+	need[sandbox.Info](t)(team.Create(ctx, "deployer", sandbox.Spec{}))
 	if err := run(hosts.Create(ctx, "deployer", sandbox.Spec{})); err != nil {
 		t.Errorf("one that is there, by a host's key: %v", err)
 	}
@@ -108,7 +107,7 @@ func TestNamesOfRules(t *testing.T) {
 // who may list them alone.
 func TestGuessNamesNoCredential(t *testing.T) {
 	root, _, h := serve(t, true)
-	must[sandbox.Info](t)(root.Create(t.Context(), "box", sandbox.Spec{}))
+	need[sandbox.Info](t)(root.Create(t.Context(), "box", sandbox.Spec{}))
 	for scopes, tt := range map[string]struct {
 		tenant string
 		told   bool
@@ -119,7 +118,7 @@ func TestGuessNamesNoCredential(t *testing.T) {
 		box := "box"
 		if tt.tenant != "" {
 			box = "theirs"
-			must[sandbox.Info](t)(c.Create(t.Context(), box, sandbox.Spec{}))
+			need[sandbox.Info](t)(c.Create(t.Context(), box, sandbox.Spec{}))
 		}
 		env := map[string]string{"TOKEN": "known secret"}
 		run := func(_ any, err error) error { return err }
@@ -167,7 +166,7 @@ func TestTenantsSandboxByName(t *testing.T) {
 	beta, _ := keyed(t, h, "beta", "beta", "run", "read")
 	hosts, _ := keyed(t, h, "hosts", "", "run", "read")
 	acme, _ := keyed(t, h, "acme", "acme", "run", "read")
-	must[sandbox.Info](t)(beta.Create(ctx, "build", sandbox.Spec{}))
+	need[sandbox.Info](t)(beta.Create(ctx, "build", sandbox.Spec{}))
 	run := func(_ any, err error) error { return err }
 	quiet := sandbox.CommandSpec{Args: []string{"true"}}
 	verbs := func(c *client.Client, name string) map[string]error {
@@ -207,7 +206,7 @@ func TestTenantsSandboxByName(t *testing.T) {
 			t.Errorf("%q, by acme: it is there", name)
 		}
 	}
-	list := must[[]sandbox.Info](t)(root.Sandboxes(ctx))
+	list := need[[]sandbox.Info](t)(root.Sandboxes(ctx))
 	if len(list) == 0 || list[0].FullName() != "beta/build" {
 		t.Errorf("the list: %+v", list)
 	}
@@ -226,14 +225,14 @@ func TestTenants(t *testing.T) {
 	ctx := t.Context()
 	acme, acmeText := keyed(t, h, "acme", "acme", "admin")
 	other, _ := keyed(t, h, "other", "other", "admin")
-	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{Env: map[string]string{"A": "1"}}))
-	must[sandbox.Info](t)(root.Create(ctx, "hosts", sandbox.Spec{}))
+	need[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{Env: map[string]string{"A": "1"}}))
+	need[sandbox.Info](t)(root.Create(ctx, "hosts", sandbox.Spec{}))
 	if i, err := root.Sandbox(ctx, "acme/box"); err != nil || i.Spec.Owner != "acme" || i.Name != "box" {
 		t.Errorf("the host's own: %+v %v", i, err)
 	}
 	names := func(c *client.Client) string {
 		var all []string
-		for _, i := range must[[]sandbox.Info](t)(c.Sandboxes(ctx)) {
+		for _, i := range need[[]sandbox.Info](t)(c.Sandboxes(ctx)) {
 			all = append(all, i.Name)
 		}
 		return strings.Join(all, " ")
@@ -268,18 +267,18 @@ func TestTenants(t *testing.T) {
 		t.Errorf("its own: %d %v", code, err)
 	}
 	for i, who := range []string{"box", "hosts"} {
-		id := must[sandbox.Info](t)(root.Sandbox(ctx, []string{"acme/box", "hosts"}[i])).ID
-		v := must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
+		id := need[sandbox.Info](t)(root.Sandbox(ctx, []string{"acme/box", "hosts"}[i])).ID
+		v := need[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
 			Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/", Body: "b",
 		}}))
-		if l := must[api.ApprovalList](t)(api.ListApprovals.Do(ctx, acme, client.None{})); len(l.Requests) != 1 || l.Requests[0].Subject.Sandbox != "box" {
+		if l := need[api.ApprovalList](t)(api.ListApprovals.Do(ctx, acme, client.None{})); len(l.Requests) != 1 || l.Requests[0].Subject.Sandbox != "box" {
 			t.Errorf("what waits: %+v", l)
 		}
 		if status, _, answer, _ := raw(t, h, acmeText, "POST", "/v1/approvals/"+v.ID, `{"approve": true}`); status != []int{200, 404}[i] {
 			t.Errorf("answering for %s: %d %s", who, status, answer)
 		}
 		if i == 0 {
-			must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
+			need[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
 				Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/again", Body: "b",
 			}}))
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -49,7 +50,7 @@ type opaque struct{ io.Reader }
 // take it: neither end waits for the other.
 func TestUploadWithoutAgent(t *testing.T) {
 	c, _, h := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
+	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
 	path := filepath.Join(t.TempDir(), "f")
 	for way, c := range callers(t, c, h) {
 		f := c.Files("demo")
@@ -87,14 +88,12 @@ func TestUploadWithoutAgent(t *testing.T) {
 // Uploads share connections with all else, whatever became of those before them.
 func TestUploadsShareConnections(t *testing.T) {
 	c, _, h := serve(t, true)
-	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
+	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	large := strings.Repeat("x", 1<<20)
-	if err := os.WriteFile(at("tree"), []byte(large), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	packed := must[[]byte](t)(io.ReadAll(archived(t, at("tree"))))
+	must.OK(t, os.WriteFile(at("tree"), []byte(large), 0o600))
+	packed := need[[]byte](t)(io.ReadAll(archived(t, at("tree"))))
 	small := packed[len(packed)-1024:] // nothing but an archive's end
 	for way, c := range callers(t, c, h) {
 		f := c.Files("demo")

@@ -13,32 +13,28 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // filled is a data directory with what is hard to copy.
 func filled(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, d := range []string{"sandboxes/a", "engine/docker/overlay2/x/diff", "engine/docker/tmp", "engine/containerd", "logs", "audit"} {
-		must(os.MkdirAll(filepath.Join(dir, d), 0o700))
+		must.OK(t, os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
 	for _, name := range []string{"audit/1.log", "logs/sallyport.log", "lock", "engine/containerd/meta.db", "engine/docker/overlay2/x/diff/sudo", "sandboxes/a/logs"} {
-		must(os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
 	}
-	must(os.Chmod(filepath.Join(dir, "engine/docker/overlay2/x/diff/sudo"), 0o755|os.ModeSetuid))
-	must(os.Link(filepath.Join(dir, "audit/1.log"), filepath.Join(dir, "audit/2.log")))
-	must(os.Symlink("/etc/passwd", filepath.Join(dir, "sandboxes/a/link")))
-	must(unix.Setxattr(filepath.Join(dir, "audit/1.log"), "user.note", []byte("here"), 0))
+	must.OK(t, os.Chmod(filepath.Join(dir, "engine/docker/overlay2/x/diff/sudo"), 0o755|os.ModeSetuid))
+	must.OK(t, os.Link(filepath.Join(dir, "audit/1.log"), filepath.Join(dir, "audit/2.log")))
+	must.OK(t, os.Symlink("/etc/passwd", filepath.Join(dir, "sandboxes/a/link")))
+	must.OK(t, unix.Setxattr(filepath.Join(dir, "audit/1.log"), "user.note", []byte("here"), 0))
 	disk, err := os.Create(filepath.Join(dir, "sandboxes/a/disk.img"))
-	must(err)
+	must.OK(t, err)
 	_, err = disk.WriteAt([]byte("written"), 5<<20)
-	must(errors.Join(err, disk.Truncate(64<<20), disk.Close()))
+	must.OK(t, errors.Join(err, disk.Truncate(64<<20), disk.Close()))
 	return dir
 }
 
@@ -60,9 +56,7 @@ func listed(t *testing.T, dir string) map[string]string {
 		all[rel] = says
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return all
 }
 
@@ -70,13 +64,9 @@ func written(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "backup")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	m := Manifest{Version: "v", DataDir: dir, Created: time.Unix(1, 0).UTC(), Key: []byte("k")}
-	if err := errors.Join(Write(t.Context(), f, m), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(Write(t.Context(), f, m), f.Close()))
 	return path
 }
 
@@ -96,17 +86,13 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("holes were written out: %d bytes, %v", i.Size(), err)
 	}
 	a, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer a.Close()
 	if a.DataDir != dir || a.Version != "v" || string(a.Key) != "k" {
 		t.Errorf("the manifest is %+v", a.Manifest)
 	}
 	to := filepath.Join(t.TempDir(), "new", "data")
-	if err := a.Extract(t.Context(), to); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, a.Extract(t.Context(), to))
 	if d := cmp.Diff(listed(t, to), want); d != "" {
 		t.Error(d)
 	}
@@ -134,9 +120,7 @@ func TestRoundTrip(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	path := written(t, filled(t))
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	bad := map[string][]byte{"empty": nil, "more": append(append([]byte{}, whole...), '\n')}
 	for _, at := range []int{0, 25, len(whole) / 2, len(whole) - endLength, len(whole) - 10} {
 		b := append([]byte{}, whole...)
@@ -147,9 +131,7 @@ func TestDamaged(t *testing.T) {
 		bad["cut off at "+strconv.Itoa(n)] = whole[:n]
 	}
 	for name, data := range bad {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, data, 0o600))
 		if _, err := Open(path); !errors.Is(err, ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -160,20 +142,14 @@ func TestDamaged(t *testing.T) {
 func TestChangedMeanwhile(t *testing.T) {
 	path := written(t, filled(t))
 	a, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer a.Close()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	at := strings.LastIndex(string(data), "audit/1.log")
 	data[at] ^= 1
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.WriteAt(data, 0); err != nil {
 		t.Fatal(err)
 	}

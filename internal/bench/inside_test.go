@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sallyport/internal/test/env"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -15,9 +16,7 @@ func TestInside(t *testing.T) {
 	// As in a run, but small.
 	testnet.Privileged(t)
 	programs, err := env.Build("../..", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = programs.Remove() })
 	programs.Need(t)
 	if why := lacking(options{bin: programs.Dir}); why != "" {
@@ -29,13 +28,9 @@ func TestInside(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	i, err := measureInside(ctx, options{dir: t.TempDir(), bin: programs.Dir, listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var b bytes.Buffer
-	if err := i.print(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, i.print(&b))
 	t.Log("\n" + b.String())
 	got := rows(b.String())
 	for _, name := range insideKinds {

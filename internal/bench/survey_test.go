@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -55,13 +56,9 @@ func TestSurvey(t *testing.T) {
 	s := newSurvey(options{dir: t.TempDir(), listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond}, kindNames())
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	if err := s.run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.run(ctx))
 	var b bytes.Buffer
-	if err := s.print(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.print(&b))
 	t.Log("\n" + b.String())
 	got := rows(b.String())
 	for _, k := range kinds {

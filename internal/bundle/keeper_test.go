@@ -23,6 +23,7 @@ import (
 	opa "github.com/open-policy-agent/opa/v1/bundle"
 
 	"sallyport/internal/bundle"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -42,14 +43,10 @@ func newServer(t *testing.T) *server {
 	t.Helper()
 	dir := t.TempDir()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	write := func(name, kind string, der []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 		return path
 	}
 	private, _ := x509.MarshalPKCS8PrivateKey(key)
@@ -93,14 +90,10 @@ func (s *server) publish(t *testing.T, revision string, signed bool) {
 	b := opa.Bundle{Manifest: opa.Manifest{Revision: revision}, Data: map[string]any{"revision": revision}}
 	b.Manifest.Init()
 	if signed {
-		if err := b.GenerateSignature(opa.NewSigningConfig(s.private, "ES256", ""), "", false); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.GenerateSignature(opa.NewSigningConfig(s.private, "ES256", ""), "", false))
 	}
 	var out bytes.Buffer
-	if err := opa.NewWriter(&out).Write(b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, opa.NewWriter(&out).Write(b))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.archive = out.Bytes()
@@ -130,9 +123,7 @@ func TestKeeper(t *testing.T) {
 	if err != nil || c.Revision != "v1" {
 		t.Fatalf("%+v %v", c, err)
 	}
-	if err := k.Accept(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Accept(c))
 	if c, err := k.Ask(t.Context(), s.from, token); c != nil || err != nil {
 		t.Errorf("what is held was given again: %+v %v", c, err)
 	}
@@ -176,9 +167,7 @@ func TestKeeper(t *testing.T) {
 	if c, err = next.Get(t.Context(), s.from, token, none); err != nil || c.Revision != "v1" {
 		t.Fatalf("after a restart: %+v %v", c, err)
 	}
-	if err := next.Accept(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.Accept(c))
 	if changed, _ := next.Grow(10 * time.Millisecond); !changed {
 		t.Error("a restart made it fresh")
 	}
@@ -187,9 +176,7 @@ func TestKeeper(t *testing.T) {
 	if c, err = next.Ask(t.Context(), s.from, token); err != nil || c == nil || c.Revision != "v2" {
 		t.Fatalf("%+v %v", c, err)
 	}
-	if err := next.Accept(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.Accept(c))
 	if changed, st := next.Grow(time.Minute); !changed || st.Stale || st.Failure != "" || st.Revision != "v2" {
 		t.Errorf("%+v", st)
 	}
@@ -197,13 +184,9 @@ func TestKeeper(t *testing.T) {
 	s.answer(500)
 	kept := filepath.Join(dir, "bundle.tar.gz")
 	archive, err := os.ReadFile(kept)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	archive[len(archive)/2] ^= 1
-	if err := os.WriteFile(kept, archive, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(kept, archive, 0o600))
 	if c, err := bundle.Open(dir, log).Get(t.Context(), s.from, token, none); err == nil {
 		t.Errorf("a damaged one was used: %+v", c)
 	}

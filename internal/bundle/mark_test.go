@@ -15,6 +15,7 @@ import (
 	opa "github.com/open-policy-agent/opa/v1/bundle"
 
 	"sallyport/internal/bundle"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/rego"
 )
@@ -27,17 +28,11 @@ func (s *server) signed(t *testing.T, revision string, issued int64) []byte {
 	config := opa.NewSigningConfig(s.private, "ES256", "")
 	if issued != 0 {
 		config.ClaimsPath = filepath.Join(t.TempDir(), "claims.json")
-		if err := os.WriteFile(config.ClaimsPath, fmt.Appendf(nil, `{"iat": %d}`, issued), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(config.ClaimsPath, fmt.Appendf(nil, `{"iat": %d}`, issued), 0o600))
 	}
-	if err := b.GenerateSignature(config, "", false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.GenerateSignature(config, "", false))
 	var out bytes.Buffer
-	if err := opa.NewWriter(&out).Write(b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, opa.NewWriter(&out).Write(b))
 	return out.Bytes()
 }
 
@@ -45,17 +40,13 @@ func (s *server) signed(t *testing.T, revision string, issued int64) []byte {
 func repacked(t *testing.T, archive []byte) []byte {
 	t.Helper()
 	z, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.NoCompression)
 	if _, err := io.Copy(w, z); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	return out.Bytes()
 }
 
@@ -86,9 +77,7 @@ func TestKeeperOfAnOlderBundle(t *testing.T) {
 				var c *bundle.Candidate
 				var err error
 				if where == "file" {
-					if err := os.WriteFile(from.File, archive, 0o600); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, os.WriteFile(from.File, archive, 0o600))
 					c, err = k.Get(t.Context(), from, nil, read)
 				} else {
 					s.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -68,9 +69,7 @@ credentials:
 - name: key
   source: {vault: {path: secret/data/openai, field: token}}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := []any{c.DataDir, c.KeyFile, c.Policy.Dir, c.Gateway.Drain, c.Vault.Auth.AppRole, c.Metrics.Listen, c.Egress[0].Methods, c.Egress[0].Ports,
 		c.Egress[0].Plain, c.EgressAuth[0].Sandboxes.Tags, c.EgressAuth[0].Inject.Basic.Password, c.Credentials[0].Source.Vault.Field}
 	want := []any{filepath.Join(dir, "data"), "/somewhere/key", filepath.Join(dir, "policy.d"), config.Duration(30 * time.Second),
@@ -142,9 +141,7 @@ func TestCheck(t *testing.T) {
 	file := filepath.Join(dir, "sallyport.yaml")
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	if f := config.Check(t.Context(), file); len(f) != 1 || f[0].Severity != policy.Error {
 		t.Errorf("a file that is not there: %v", f)
@@ -159,9 +156,7 @@ func TestCheck(t *testing.T) {
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Error(diff)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "policy.d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, "policy.d"), 0o755))
 	write("policy.d/x.rego", "package sallyport.team.x\n\ndeny := 1\n")
 	write("sallyport.yaml", "policy: {dir: policy.d}\n")
 	f = config.Check(t.Context(), file)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -17,25 +18,17 @@ var block = regexp.MustCompile("(?ms)^```(yaml|rego)\n(.*?)^```$")
 // the Rego that the same document shows.
 func TestDocuments(t *testing.T) {
 	documents, err := filepath.Glob("../../docs/*/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	checked := 0
 	for _, path := range append(documents, "../../README.md") {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		dir := t.TempDir()
 		write := func(name, text string) string {
 			t.Helper()
 			file := filepath.Join(dir, name)
-			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+			must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 			return file
 		}
 		blocks := block.FindAllStringSubmatch(string(text), -1)

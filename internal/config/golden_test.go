@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -31,9 +32,7 @@ var divider = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
 func readArchive(t *testing.T, file string) archive {
 	t.Helper()
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := string(data)
 	a := archive{files: map[string]string{}}
 	at := divider.FindAllStringSubmatchIndex(text, -1)
@@ -57,9 +56,7 @@ func (a archive) write(t *testing.T, file string) {
 	for _, name := range a.names {
 		b.WriteString("-- " + name + " --\n" + a.files[name])
 	}
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(b.String()), 0o644))
 }
 
 // unpack writes the files below a new folder.
@@ -71,12 +68,8 @@ func (a archive) unpack(t *testing.T) string {
 			continue
 		}
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	return dir
 }
@@ -85,9 +78,7 @@ func (a archive) unpack(t *testing.T) string {
 // the Kind that it has an example of, with what else it is about after a dash, and each Kind has a file.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/check/*.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shown := map[policy.Kind]bool{}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
@@ -146,9 +137,7 @@ var heading = regexp.MustCompile(`(?m)^### (SP\d{4}) (\S+) · (error|warning|not
 // TestKindsAreDocumented holds docs/policy/check.md to the list of Kinds.
 func TestKindsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/policy/check.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got, want []string
 	for _, m := range heading.FindAllStringSubmatch(string(text), -1) {
 		got = append(got, strings.Join(m[1:4], " "))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 )
 
 func TestRetention(t *testing.T) {
@@ -37,9 +38,7 @@ func TestRetention(t *testing.T) {
 	}
 	// It is reloaded.
 	now, err := config.Parse("sallyport.yaml", []byte("audit: {retention: {keep: 90d}}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	then, _ := config.Parse("sallyport.yaml", nil)
 	if keys := now.NeedsRestart(then); len(keys) > 0 {
 		t.Errorf("a restart is needed for %v", keys)

@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // Public keys that nobody has the private ones of.
@@ -71,9 +73,7 @@ func TestSSHWarnings(t *testing.T) {
 func TestSSHNeedsRestart(t *testing.T) {
 	parsed := func(text string) *Config {
 		c, err := Parse("sallyport.yaml", []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return c
 	}
 	with := func(listen, keys string) *Config {

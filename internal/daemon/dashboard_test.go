@@ -13,6 +13,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/supervisor"
+	"sallyport/internal/test/must"
 )
 
 var (
@@ -26,18 +27,14 @@ var (
 func TestDashboard(t *testing.T) {
 	known := metricLabels(t)
 	b, err := os.ReadFile("../../examples/siem/grafana/sallyport.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(b, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(b, &dashboard))
 	checked := 0
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {

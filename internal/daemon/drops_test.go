@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 	"sallyport/sandbox/datapath"
 )
@@ -18,9 +19,7 @@ import (
 func TestDropsAreFolded(t *testing.T) {
 	dir := t.TempDir()
 	log, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := newDropLog(log, slog.New(slog.DiscardHandler))
 	dns := netip.MustParseAddrPort("192.0.2.1:53")
 	for range 3 {
@@ -28,14 +27,10 @@ func TestDropsAreFolded(t *testing.T) {
 	}
 	l.add(datapath.Drop{Generation: 2, Sandbox: "b", Destination: dns, Count: 1})
 	l.flush(time.Time{})
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Close())
 	got := map[string]int{}
 	for r, err := range audit.Pair(t.Context(), dir, audit.Query{Kind: audit.KindDrop}, 0) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if e := r.Decision; e != nil {
 			got[e.Unmapped.Sallyport.Sandbox] += 100 + e.Count // a record is a hundred
 		}

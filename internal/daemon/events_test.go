@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/sandbox"
@@ -16,22 +17,16 @@ import (
 func TestScansAreShared(t *testing.T) {
 	dir := t.TempDir()
 	log, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const all = scanTurn + 10
 	events := make([]*audit.Event, all)
 	for i := range events {
 		events[i] = changed("sandbox/a", "sandbox", "started", "")
 	}
 	for some := range slices.Chunk(events, 100) {
-		if err := log.Append(t.Context(), some...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, log.Append(t.Context(), some...))
 	}
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, log.Close())
 	// One of the tenant's streams has its turn, for as long as the test wants.
 	held := &scanning{turn: make(chan struct{}, 1), users: 1}
 	held.turn <- struct{}{}
@@ -74,9 +69,7 @@ func TestSelectedAnew(t *testing.T) {
 		p, err := engine.Compile(t.Context(), policy.Document{Egress: []policy.EgressRule{{
 			Destination: "a.example.com", Sandboxes: policy.Selector{Names: names},
 		}}}, engine.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return p
 	}
 	there := []sandbox.Info{{Name: "box"}, {Name: "build"}, {Name: "deploy", Spec: sandbox.Spec{Owner: "acme"}}, {Name: "prod"}}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -24,9 +25,7 @@ func TestObserveModeIsOnRecord(t *testing.T) {
 				Sandboxes: policy.Selector{Names: []string{name}}, Until: now.Add(10 * time.Hour)})
 		}
 		p, err := engine.Compile(t.Context(), doc, engine.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return p
 	}
 	current := observed("a", "b")

@@ -12,24 +12,21 @@ import (
 
 	"sallyport/audit/sink"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 )
 
 // What a sink lacks is not shipped, and without sinks everything is.
 func TestShipped(t *testing.T) {
 	dir := t.TempDir()
 	d := &daemon{cfg: &config.Config{DataDir: filepath.Join(dir, "data"), KeyFile: filepath.Join(dir, "key")}, log: slog.New(slog.DiscardHandler)}
-	if err := d.openAuditLog(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.openAuditLog(t.Context()))
 	defer d.close()
 	d.sinks.Set = sink.NewSet(sink.Options{Log: d.cfg.AuditDir(), Dir: filepath.Join(dir, "sinks"), Dead: filepath.Join(dir, "dead"), Logger: d.log, Durable: d.auditLog.Durable})
 	if last, of := (shipped{d}).Shipped(); last != math.MaxUint64 || of != "" {
 		t.Error(last, of)
 	}
 	plan, err := d.sinks.Prepare(t.Context(), []sink.Config{{Name: "siem", Type: sink.File, Encoding: "ocsf", Path: filepath.Join(dir, "out")}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	d.sinks.Use(plan)
 	if last, of := (shipped{d}).Shipped(); last != 0 || of != "siem" {
 		t.Error(last, of)
@@ -54,19 +51,13 @@ func TestRetentionFollows(t *testing.T) {
 	}
 	dir := t.TempDir()
 	d := &daemon{cfg: &config.Config{DataDir: filepath.Join(dir, "data"), KeyFile: filepath.Join(dir, "key")}, log: slog.New(slog.DiscardHandler)}
-	if err := d.openAuditLog(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.auditLog.Append(t.Context(), d.changed("sallyport", "sallyport", "started")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.openAuditLog(t.Context()))
+	must.OK(t, d.auditLog.Append(t.Context(), d.changed("sallyport", "sallyport", "started")))
 	r := prometheus.NewRegistry()
 	r.MustRegister(retentionMetrics(d.retention)...)
 	families, err := r.Gather()
 	if err != nil || len(families) != 8 {
 		t.Error(families, err)
 	}
-	if err := d.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.close())
 }

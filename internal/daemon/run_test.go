@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 )
 
 // The watchdog is fed while the daemon answers on its socket, and starves when it
@@ -21,9 +22,7 @@ import (
 func TestWatchdogStarves(t *testing.T) {
 	dir := t.TempDir()
 	to, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer to.Close()
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
 	t.Setenv("WATCHDOG_USEC", "300000")
@@ -31,9 +30,7 @@ func TestWatchdogStarves(t *testing.T) {
 
 	d := &daemon{cfg: &config.Config{RunDir: dir}, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	l, err := net.Listen("unix", d.cfg.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var stuck atomic.Bool
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if stuck.Load() {

@@ -18,6 +18,7 @@ import (
 	"sallyport/audit/sink"
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -31,13 +32,9 @@ func sinkDaemon(t *testing.T, dir, text string) (*daemon, *config.Config) {
 			t.Error(err)
 		}
 	})
-	if err := d.openAuditLog(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.openAuditLog(t.Context()))
 	sources, end, err := d.sources(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	d.onClose(func() error { end(); return nil })
 	d.broker = credential.New(credential.Options{Sources: sources, Bound: func(string, string, uint16) bool { return true }})
 	return d, cfg
@@ -47,9 +44,7 @@ func parse(t *testing.T, dir, text string) *config.Config {
 	t.Helper()
 	text = "dataDir: " + dir + "/data\nrunDir: " + dir + "/run\nkeyFile: " + dir + "/key\nengine: {kind: none}\n" + text
 	cfg, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return cfg
 }
 
@@ -75,9 +70,7 @@ func TestSinkOfConfiguration(t *testing.T) {
 	if _, err := d.store.Set("cluster", map[string]credential.Secret{"apiKey": credential.NewSecret("the-key-of-the-cluster")}); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.openSinks(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.openSinks(t.Context()))
 	d.sinks.origin.Store(&encoding.Origin{Log: "sallyport/test"})
 	d.startSinks()
 	test, err := d.TestSink(t.Context(), "siem")
@@ -116,12 +109,8 @@ func TestSinkOfAnotherLog(t *testing.T) {
 	dir := t.TempDir()
 	d, cfg := sinkDaemon(t, dir, "audit:\n  sinks:\n  - {name: copy, type: file, path: copy}\n")
 	cursor := filepath.Join(cfg.IndexDir(), "sinks", "copy.json")
-	if err := os.MkdirAll(filepath.Dir(cursor), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(cursor, []byte(`{"sequence": 7, "uid": "x", "leaf": "AA=="}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(cursor), 0o700))
+	must.OK(t, os.WriteFile(cursor, []byte(`{"sequence": 7, "uid": "x", "leaf": "AA=="}`), 0o600))
 	err := d.openSinks(t.Context())
 	var f policy.Finding
 	if !errors.Is(err, sink.ErrOtherLog) && (!errors.As(err, &f) || !strings.Contains(f.Message, "another log")) {
@@ -152,9 +141,7 @@ func TestSinkAddresses(t *testing.T) {
 	} {
 		cfg := parse(t, t.TempDir(), "audit: {sinks: [{name: a, "+tt.text+"}]}\n")
 		c, err := sinkConfig(cfg.Audit.Sinks[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		conn, err := new(daemon).dialSink(t.Context(), c, "tcp", "127.0.0.1:"+port)
 		if err == nil {
 			conn.Close()

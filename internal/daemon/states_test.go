@@ -4,14 +4,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // Each state of a policy's lifecycle events has its row in docs/operate/audit.md.
 func TestStatesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/operate/audit.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rows := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		if cells := strings.Split(line, "|"); len(cells) == 5 {

@@ -12,6 +12,7 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 func TestKernel(t *testing.T) {
@@ -36,12 +37,8 @@ func TestAppArmor(t *testing.T) {
 	t.Setenv("PATH", bin)
 	write := func(path, text string, mode os.FileMode) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, []byte(text), mode))
 	}
 	expect := func(when string, want Level) {
 		t.Helper()
@@ -88,21 +85,15 @@ func TestKey(t *testing.T) {
 		{"in use", func(t *testing.T, key, data string) { sealed(t, key, data) }, OK, "key"},
 		{"lost", func(t *testing.T, key, data string) {
 			sealed(t, key, data)
-			if err := os.Remove(key); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(key))
 		}, Fail, "backup"},
 		{"of another host", func(t *testing.T, key, data string) {
 			sealed(t, key, data)
-			if err := os.Remove(key); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(key))
 			sealed(t, key, t.TempDir())
 		}, Fail, "not the key"},
 		{"open to others", func(t *testing.T, key, _ string) {
-			if err := os.WriteFile(key, nil, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(key, nil, 0o644))
 		}, Fail, "mode"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -138,9 +129,7 @@ func TestExamine(t *testing.T) {
 		t.Run(tt.kind, func(t *testing.T) {
 			c, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), fmt.Appendf(nil,
 				"dataDir: %[1]s/data\nkeyFile: %[1]s/key\nnetwork: {subnet: 192.0.2.0/24}\n", dir))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			c.Engine = config.Engine{Kind: tt.kind, Host: "unix://" + dir + "/nothing"}
 			got := Examine(t.Context(), Options{Config: c, Vault: func(context.Context) error { return errors.New("sealed") }})
 			var names []string
@@ -160,21 +149,15 @@ func TestExamine(t *testing.T) {
 // The audit log's size and what keeps it are told, and more than its bound is a warning.
 func TestAuditLog(t *testing.T) {
 	c, err := config.Parse(filepath.Join(t.TempDir(), "sallyport.yaml"), []byte("dataDir: data\naudit: {segmentSize: 1048576, retention: {bytes: 1MiB}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if f := auditLog(t.Context(), c); f.Level != OK || f.Found != "none yet" {
 		t.Error(f)
 	}
-	if err := os.MkdirAll(c.AuditDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(c.AuditDir(), 0o700))
 	write := func(name, text string, size int64) {
 		t.Helper()
 		path := filepath.Join(c.AuditDir(), name)
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Truncate(path, max(size, int64(len(text))))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Truncate(path, max(size, int64(len(text))))))
 	}
 	write("00000000000000000001.jsonl", `{"metadata":{"sequence":1},"time":1800000000000}`+"\n", 0)
 	if f := auditLog(t.Context(), c); f.Level != OK || !strings.Contains(f.Found, "records from 1 on, of 2027-01-15") {

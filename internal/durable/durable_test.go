@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/test/must"
 )
 
 func TestWriteFile(t *testing.T) {
@@ -24,9 +25,7 @@ func TestWriteFile(t *testing.T) {
 		{"replaces", func(t *testing.T, p string) { write(t, p, "a longer text than before", 0o644) }, 0o600},
 		{"replaces a link", func(t *testing.T, p string) {
 			write(t, p+".target", "untouched", 0o644)
-			if err := os.Symlink(p+".target", p); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Symlink(p+".target", p))
 		}, 0o640},
 	}
 	for _, tt := range tests {
@@ -35,13 +34,9 @@ func TestWriteFile(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "f")
 			tt.before(t, path)
-			if err := durable.WriteFile(path, []byte("new"), tt.perm); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, durable.WriteFile(path, []byte("new"), tt.perm))
 			info, err := os.Lstat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if info.Mode() != tt.perm {
 				t.Errorf("mode = %v, want %v", info.Mode(), tt.perm)
 			}
@@ -65,9 +60,7 @@ func TestWriteFileFails(t *testing.T) {
 	})
 	t.Run("a directory in the way", func(t *testing.T) {
 		dir := t.TempDir()
-		if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(filepath.Join(dir, "d"), 0o700))
 		if err := durable.WriteFile(filepath.Join(dir, "d"), []byte("x"), 0o600); err == nil {
 			t.Error("no error")
 		}
@@ -85,9 +78,7 @@ func TestMkdirAll(t *testing.T) {
 	}
 	for _, p := range []string{path, filepath.Dir(path)} {
 		info, err := os.Stat(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := info.Mode().Perm(); got != 0o700 {
 			t.Errorf("%s: mode = %v, want 0700", p, got)
 		}
@@ -104,9 +95,7 @@ func TestMkdirAll(t *testing.T) {
 // and the directory after it.
 func TestSyscalls(t *testing.T) {
 	if path := os.Getenv("DURABLE_TEST_CHILD"); path != "" {
-		if err := durable.WriteFile(path, []byte("payload"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, durable.WriteFile(path, []byte("payload"), 0o600))
 		return
 	}
 	strace, err := exec.LookPath("strace")
@@ -125,9 +114,7 @@ func TestSyscalls(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	raw, err := os.ReadFile(trace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := string(raw)
 	at := 0
 	for _, want := range []string{`"payload"`, "fsync(", "rename", "fsync("} {
@@ -144,17 +131,13 @@ func TestSyscalls(t *testing.T) {
 
 func write(t *testing.T, path, text string, perm fs.FileMode) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), perm); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), perm))
 }
 
 func noLeftovers(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, e := range entries {
 		if strings.Contains(e.Name(), ".tmp-") {
 			t.Errorf("left behind: %s", e.Name())

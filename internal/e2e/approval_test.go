@@ -8,6 +8,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 	"sallyport/policy/approval"
 )
 
@@ -36,9 +37,7 @@ func TestApproval(t *testing.T) {
 
 	list := func() (l api.ApprovalList) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(r.ok("approvals", "ls", "-o", "json")), &l); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(r.ok("approvals", "ls", "-o", "json")), &l))
 		return l
 	}
 	// send makes a request in the sandbox; held is what waits of it.
@@ -127,9 +126,7 @@ func TestApproval(t *testing.T) {
 
 	done = send(remove("/v1/models/4"))
 	one = held()
-	if err := syscall.Kill(r.gatewayPID(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(r.gatewayPID(), syscall.SIGKILL))
 	<-done
 	r.await("what was held to be gone", func() bool { return len(list().Requests) == 0 })
 	recorded(one.ID, "asked, withdrawn")

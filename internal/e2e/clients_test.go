@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // The main job, on one daemon.
@@ -36,9 +38,7 @@ func testClients(t *testing.T, r *rig) {
 	r.ok("run", "agent", "--", "true")
 	// The sandbox's own program, for Go's way of finding roots.
 	client, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if res := r.feed(string(client), "run", "agent", "--", "sh", "-c", "cat > /usr/local/bin/client && chmod +x /usr/local/bin/client"); res.code != 0 {
 		t.Fatal(res)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/datapath"
 )
@@ -60,9 +61,7 @@ func testBackground(t *testing.T, r *rig) {
 	}
 	for _, i := range decodeList[json.RawMessage](t, r.ok("-o", "json", "sandbox", "commands", "agent")) {
 		if strings.Contains(string(i), id) {
-			if err := json.Unmarshal(i, &info); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(i, &info))
 		}
 	}
 	if info.State != "exited" || info.Signal != "KILL" || info.Code != 137 {
@@ -92,9 +91,7 @@ func testBackground(t *testing.T, r *rig) {
 
 func decodeList[T any](t *testing.T, text string) (list []T) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), &list); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(text), &list))
 	return list
 }
 
@@ -102,14 +99,10 @@ func decodeList[T any](t *testing.T, text string) (list []T) {
 func testTerminal(t *testing.T, r *rig) {
 	c := exec.Command("script", "-qec", fmt.Sprintf("stty rows 33 cols 101; exec %s --config %s sandbox shell agent", filepath.Join(tools.Dir, "sallyport"), r.config), "/dev/null")
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var out strings.Builder
 	c.Stdout, c.Stderr = &out, &out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	late := time.AfterFunc(30*time.Second, func() { c.Process.Kill() })
 	defer late.Stop()
 	time.Sleep(time.Second) // until it is raw
@@ -214,9 +207,7 @@ func testStrangers(t *testing.T, r *rig) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	conn, err := datapath.Dial(ctx, netip.AddrPortFrom(addr(t, mine), wire.Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	if n, err := io.ReadFull(conn, make([]byte, wire.ChallengeSize)); err != nil {
@@ -310,8 +301,6 @@ except OSError: pass
 func addr(t *testing.T, s string) netip.Addr {
 	t.Helper()
 	a, err := netip.ParseAddr(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return a
 }

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // What crashes is written down nowhere: not the daemon, which knows secrets, nor the
@@ -19,9 +21,7 @@ func testNoCores(t *testing.T, r *rig) {
 	limit := regexp.MustCompile(`(?m)^Max core file size +(\S+) +(\S+)`)
 	for who, pid := range pids {
 		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "limits"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		// 1 byte keeps what is piped to a program too; 0 does not, see core(5).
 		if m := limit.FindSubmatch(text); m == nil || string(m[1]) != "1" || string(m[2]) != "1" {
 			t.Errorf("%s: %q", who, m)

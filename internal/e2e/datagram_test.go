@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // A client of QUIC in a gVisor sandbox, which has a connected socket, is refused
@@ -14,9 +16,7 @@ func testDatagrams(t *testing.T, r *rig) {
 	forward(t)
 	r.ok("run", "agent", "--", "true")
 	arrived, err := r.host.Capture(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cases := []struct{ name, host, port, size, reason string }{
 		{"QUIC to an allowed name", `socket.gethostbyname("api.example.test")`, "443", "1200", "quic"},
 		{"QUIC to a bare address", fmt.Sprintf("%q", upstreamAddress), "443", "1200", "quic"},

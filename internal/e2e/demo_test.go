@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
@@ -44,9 +45,7 @@ func TestDemo(t *testing.T) {
 	}
 	folder := filepath.Join(dir, "data/sandboxes/demo")
 	release, err := disk.Hold(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := os.Stat(filepath.Join(folder, "memory/memories.md")); err != nil {
 		t.Errorf("what the agent remembers is gone: %v", err)
 	}

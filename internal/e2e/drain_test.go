@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // TestDrain restarts the daemon with requests under way: what ends in the time
@@ -57,9 +58,7 @@ func TestDrain(t *testing.T) {
 	<-begun
 	<-begun
 	asked := time.Now()
-	if err := r.daemon.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.daemon.Signal(syscall.SIGTERM))
 	r.await("the listener to close", func() bool {
 		c, err := net.Dial("tcp", "127.0.0.1:3128")
 		if err == nil {

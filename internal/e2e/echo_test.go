@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // echoes are ways in which an upstream can send back what it was sent.
@@ -118,9 +120,7 @@ func TestEchoIsScrubbed(t *testing.T) {
 			path := "/" + strings.ReplaceAll(name, " ", "-")
 			// The control: past the gateway, it does come back.
 			direct, err := tls.Dial("tcp", upstreamAddress+":443", &tls.Config{RootCAs: r.ca.Pool(), ServerName: "api.example.test"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			fmt.Fprintf(direct, "GET %s HTTP/1.1\r\nHost: api.example.test\r\nConnection: close\r\nAuthorization: Bearer %s\r\n\r\n", path, r.key)
 			echoed, _ := io.ReadAll(direct) // up to its end, however that is said
 			_ = direct.Close()

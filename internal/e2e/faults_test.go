@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -129,9 +130,7 @@ func (e *endless) testVanishing(t *testing.T, r *rig) {
 	}
 	r.await("the completion", func() bool {
 		for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Sandbox: "gone"}, 0) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if d, c := record.Decision, record.Completion; d != nil && c != nil && d.HTTPRequest.URL.Path == endlessPath {
 				if c.StatusID != audit.StatusFailure || c.Detail == "" {
 					t.Errorf("completion %d %q", c.StatusID, c.Detail)
@@ -164,9 +163,7 @@ vault: {address: "http://127.0.0.1:1", auth: {tokenFile: token}}
 	r.setKey()
 	r.ok("run", "agent", "--", "true")
 	arrived, err := r.host.Capture(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	res := r.inside("agent", "curl -sS -D - https://unlisted.example.test/")
 	if !strings.Contains(res.stdout, " 503 ") || !strings.Contains(res.stdout, "far") || !strings.Contains(res.stdout, "cannot be reached") {
 		t.Errorf("got %s, want a 503 that names the credential and says that its source cannot be reached", res)
@@ -188,24 +185,16 @@ func TestDiskFull(t *testing.T) {
 	r := newRig(t, "")
 	r.serve()
 	trail := filepath.Join(r.dir, "data/audit")
-	if err := os.MkdirAll(trail, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("tmpfs", trail, "tmpfs", 0, "size=16m"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(trail, 0o700))
+	must.OK(t, syscall.Mount("tmpfs", trail, "tmpfs", 0, "size=16m"))
 	t.Cleanup(func() { _ = syscall.Unmount(trail, syscall.MNT_DETACH) })
 	r.up()
 	r.setKey()
 	r.ok("run", "agent", "--", "true")
 	filler := filepath.Join(trail, "filler")
-	if err := fill(filler); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fill(filler))
 	arrived, err := r.host.Capture(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// The last page of the segment may still have room for a few records.
 	var res result
 	before := 0
@@ -222,9 +211,7 @@ func TestDiskFull(t *testing.T) {
 	if n := count(t, arrived) - before; n != 0 {
 		t.Errorf("%d packets left without a record", n)
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filler))
 	r.await("recovery", func() bool {
 		return strings.Contains(r.inside("agent", "curl -sS https://api.example.test/").stdout, `"saw_key":true`)
 	})

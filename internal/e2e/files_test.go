@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sallyport/internal/test/must"
 )
 
 // look is what a tree is, by name: type and mode, contents or target.
@@ -43,9 +45,7 @@ func look(t *testing.T, dir string) map[string]string {
 		out[name] = text
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return out
 }
 
@@ -87,24 +87,18 @@ func testMove(t *testing.T, r *rig) {
 }
 
 func testTree(t *testing.T, r *rig) {
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(os.MkdirAll("src/deep/"+strings.Repeat("n", 200), 0o755))
+	must.OK(t, os.MkdirAll("src/deep/"+strings.Repeat("n", 200), 0o755))
 	for name, mode := range map[string]os.FileMode{
 		"plain": 0o644, "script": 0o755, "secret": 0o600, "new\nline": 0o644, "esc\x1b[31m": 0o644, "not\xff\xfeutf8": 0o644,
 		" space ": 0o644, "-rf": 0o644, "ünï": 0o644, "deep/" + strings.Repeat("n", 200) + "/f": 0o444,
 	} {
-		must(os.WriteFile("src/"+name, []byte("in "+name), 0o600))
-		must(os.Chmod("src/"+name, mode))
-		must(os.Chtimes("src/"+name, time.Unix(1e9, 0), time.Unix(1e9, 0)))
+		must.OK(t, os.WriteFile("src/"+name, []byte("in "+name), 0o600))
+		must.OK(t, os.Chmod("src/"+name, mode))
+		must.OK(t, os.Chtimes("src/"+name, time.Unix(1e9, 0), time.Unix(1e9, 0)))
 	}
-	must(os.Link("src/plain", "src/second"))
-	must(os.Symlink("../plain", "src/deep/link"))
-	must(os.Mkdir("src/empty", 0o711))
+	must.OK(t, os.Link("src/plain", "src/second"))
+	must.OK(t, os.Symlink("../plain", "src/deep/link"))
+	must.OK(t, os.Mkdir("src/empty", 0o711))
 	want := look(t, "src")
 	if res := r.sallyport("sandbox", "cp", "src", "agent:/root"); res.code != 2 || !strings.Contains(res.stderr, "-r") {
 		t.Errorf("without -r: %s", res)
@@ -198,12 +192,8 @@ func testHostileFiles(t *testing.T, r *rig) {
 func testWatchInside(t *testing.T, r *rig) {
 	c := exec.Command(filepath.Join(tools.Dir, "sallyport"), "--config", r.config, "sandbox", "files", "watch", "-r", "agent", "/tmp")
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	defer func() { c.Process.Kill(); c.Wait() }()
 	lines := make(chan string, 100)
 	go func() {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 )
@@ -60,9 +61,7 @@ type said struct {
 func (r *rig) ask(name string) said {
 	r.t.Helper()
 	_ = os.Remove(r.memory(name, "said"))
-	if err := os.WriteFile(r.memory(name, "ask"), nil, 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, os.WriteFile(r.memory(name, "ask"), nil, 0o600))
 	var f []string
 	r.await("an answer of "+name, func() bool {
 		text, err := os.ReadFile(r.memory(name, "said"))
@@ -153,9 +152,7 @@ func TestForkRunning(t *testing.T) {
 	// A snapshot, and back, through a restart of the daemon.
 	r.ok("sandbox", "snapshot", "one", "s", "--memory")
 	kept := r.info("one")
-	if err := os.WriteFile(r.memory("one", "later"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(r.memory("one", "later"), nil, 0o600))
 	if left := r.inClear(before.token); len(left) > 0 {
 		t.Errorf("memory in the clear: %v", left)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/internal/test/doctest"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -89,9 +90,7 @@ func follow(t *testing.T, name string, s doctest.Actor, guide bool) {
 	t.Helper()
 	file := filepath.Join("../../docs", name)
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	faults, mended, ran := doctest.Follow(string(text), s)
 	for _, fault := range faults {
 		if errors.Is(fault, doctest.ErrUnused) && !guide {
@@ -103,9 +102,7 @@ func follow(t *testing.T, name string, s doctest.Actor, guide bool) {
 		t.Errorf("%s shows no command", file)
 	}
 	if *update && mended != string(text) {
-		if err := os.WriteFile(file, []byte(mended), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(mended), 0o644))
 	}
 }
 
@@ -114,23 +111,15 @@ func acme(t *testing.T, dir, token string) {
 	t.Helper()
 	host := testnet.NewHost(t, testnet.Config{Name: "acme", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
 	ca, err := testnet.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "acme.pem"), ca.PEM(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(dir, "acme.pem"), ca.PEM(), 0o600))
 	root := t.TempDir()
 	seedRepository(t, root)
 	for _, name := range []string{"app.git", "payroll.git"} {
-		if err := os.CopyFS(filepath.Join(root, name), os.DirFS(filepath.Join(root, "repo.git"))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.CopyFS(filepath.Join(root, name), os.DirFS(filepath.Join(root, "repo.git"))))
 	}
 	git, err := testnet.Git(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	zone := map[string][]netip.Addr{}
 	for _, name := range []string{"git.acme.example", "pypi.acme.example", "api.acme.example"} {
 		zone[name] = []netip.Addr{netip.MustParseAddr(upstreamAddress)}
@@ -185,16 +174,12 @@ func (l loading) Write(file, text string) error {
 func rego(t *testing.T, name string, s *terminal) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, b := range doctest.Blocks(string(text)) {
 		if b.Kind != "rego" {
 			continue
 		}
-		if err := s.Write(b.Name(), b.Text); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Write(b.Name(), b.Text))
 	}
 }
 
@@ -206,9 +191,7 @@ func TestPolicyPages(t *testing.T) {
 	dir := t.TempDir()
 	s := newTerminal(t, dir, "SALLYPORT_CONFIG="+filepath.Join(dir, "sallyport.yaml"))
 	s.suffix = pageBase
-	if err := s.Write("sallyport.yaml", ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Write("sallyport.yaml", ""))
 	if out, err := s.Run("sallyport up --detach"); err != nil || !strings.Contains(out, "is up") {
 		t.Fatal(out, err)
 	}
@@ -225,13 +208,9 @@ func TestPolicyPages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, file := range []string{"policy.d", "candidate.yaml", "answer.txt"} {
-				if err := os.RemoveAll(filepath.Join(dir, file)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.RemoveAll(filepath.Join(dir, file)))
 			}
-			if err := os.Mkdir(filepath.Join(dir, "policy.d"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Mkdir(filepath.Join(dir, "policy.d"), 0o700))
 			rego(t, name, s)
 			follow(t, name, loading{s}, false)
 		})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/internal/test/model"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -33,9 +34,7 @@ func newWard(t *testing.T) *ward {
 	w := &ward{rig: newRig(t, ""), n: map[string]int64{}}
 	w.small()
 	text, err := os.ReadFile(w.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w.write("sallyport.yaml", strings.Replace(string(text), "sandbox: {", fmt.Sprintf("sandbox: {pool: {size: %d}, ", wardPool), 1))
 	w.up()
 	w.player = &player{c: client.Unix(filepath.Join(w.dir, "run/sallyport.sock")), odd: map[string]int{}}
@@ -159,9 +158,7 @@ func testEngineKilled(t *testing.T, w *ward) {
 		})
 		time.Sleep(pause)
 		for _, pid := range pids {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
 		}
 		going.Wait()
 		w.await("the engine", func() bool { return w.docker("ps").Run() == nil })
@@ -207,9 +204,7 @@ func testSentryKilled(t *testing.T, w *ward) {
 	w.filled(2)
 	for name, want := range map[string]string{"runs": "ended by itself", "paused": "ended while it was paused"} {
 		before := w.info(name)
-		if err := syscall.Kill(w.sentry(before.ID), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(w.sentry(before.ID), syscall.SIGKILL))
 		w.await(name+" to be known to have ended", func() bool { return w.info(name).State == sandbox.Stopped })
 		if i := w.info(name); (i.Lost != "") != (name == "paused") {
 			t.Errorf("%s has lost %q", name, i.Lost)
@@ -231,14 +226,10 @@ func testSentryKilled(t *testing.T, w *ward) {
 	}
 	// One of the pool that has died is given to nobody.
 	out, err := w.docker("ps", "--format", "{{.Names}}").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, name := range strings.Fields(string(out)) {
 		if id := strings.TrimPrefix(name, "sallyport-"); id != w.info("runs").ID && id != w.info("paused").ID {
-			if err := syscall.Kill(w.sentry(id), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, syscall.Kill(w.sentry(id), syscall.SIGKILL))
 		}
 	}
 	w.make("fresh")

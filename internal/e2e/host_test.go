@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // What a host has of a daemon, from its start under systemd's unit to its removal
@@ -138,9 +140,7 @@ func TestHost(t *testing.T) {
 func traces(t *testing.T, r *rig) (left []string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, r.dir+"/") && at != filepath.Join(r.dir, "data") {
 			left = append(left, "mount "+at)
@@ -153,9 +153,7 @@ func traces(t *testing.T, r *rig) (left []string) {
 		}
 	}
 	links, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, l := range links {
 		if l.Name == "spe2e0" || strings.HasPrefix(l.Name, "veth") {
 			left = append(left, "link "+l.Name)
@@ -191,15 +189,9 @@ func traces(t *testing.T, r *rig) (left []string) {
 func ownDisk(t *testing.T, at string, size int64) {
 	t.Helper()
 	image := at + ".img"
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(image, size); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(at, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(image, nil, 0o600))
+	must.OK(t, os.Truncate(image, size))
+	must.OK(t, os.Mkdir(at, 0o700))
 	for _, words := range [][]string{{"mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", image}, {"mount", "-o", "loop,discard", image, at}} {
 		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%q: %v: %s", words, err, out)
@@ -224,9 +216,7 @@ func free(t *testing.T, at string) int64 {
 func confined(t *testing.T) []string {
 	t.Helper()
 	unit, err := os.ReadFile("../../examples/systemd/sallyport.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set := "-all"
 	for line := range strings.Lines(string(unit)) {
 		if names, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
@@ -245,9 +235,7 @@ func confined(t *testing.T) []string {
 func notified(t *testing.T, path string) (said func() string) {
 	t.Helper()
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	t.Setenv("NOTIFY_SOCKET", path)
 	return func() string {
@@ -262,9 +250,7 @@ func notified(t *testing.T, path string) (said func() string) {
 func brim(t *testing.T, at string) {
 	t.Helper()
 	f, err := os.CreateTemp(at, "brim")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
 			t.Error(err)
@@ -283,9 +269,7 @@ func brim(t *testing.T, at string) {
 				quiet = 0
 			}
 		}
-		if err := f.Sync(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Sync())
 	}
 	if left := free(t, at); left != 0 {
 		t.Errorf("%d bytes are left", left)

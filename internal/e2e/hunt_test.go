@@ -20,6 +20,8 @@ import (
 	"unicode/utf16"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // hunt searches bytes for values in the spellings that they can be kept in. It
@@ -169,9 +171,7 @@ func (q *quarry) unpack(place string, head []byte) {
 func (q *quarry) tree(t *testing.T, root string) {
 	t.Helper()
 	var top unix.Stat_t
-	if err := unix.Lstat(root, &top); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Lstat(root, &top))
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		var at unix.Stat_t
 		if err == nil {
@@ -189,9 +189,7 @@ func (q *quarry) tree(t *testing.T, root string) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 // onDisk tells whether a file lies on a disk of a sandbox's own, which is another
@@ -298,9 +296,7 @@ func TestHunt(t *testing.T) {
 	for form, text := range forms(value) {
 		for _, before := range []int{0, 1, 2, 1<<20 - 10, 1<<20 + h.longest - 12, 3 << 20} {
 			q := h.begin()
-			if err := q.read("here", strings.NewReader(strings.Repeat("-", before)+text+"--")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, q.read("here", strings.NewReader(strings.Repeat("-", before)+text+"--")))
 			if len(q.has("value", form)) != 1 {
 				t.Errorf("%s after %d bytes: not found", form, before)
 			}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 )
@@ -31,9 +32,7 @@ func tarOf(t *testing.T, files ...any) []byte {
 	w := tar.NewWriter(&b)
 	for i := 0; i < len(files); i += 2 {
 		content := files[i+1].([]byte)
-		if err := w.WriteHeader(&tar.Header{Name: files[i].(string), Mode: 0o755, Size: int64(len(content))}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.WriteHeader(&tar.Header{Name: files[i].(string), Mode: 0o755, Size: int64(len(content))}))
 		_, _ = w.Write(content)
 	}
 	_ = w.Close()
@@ -50,9 +49,7 @@ func imageConfig(layer []byte) []byte {
 // saved is an archive as docker save writes it.
 func saved(t *testing.T, layer []byte, names ...string) []byte {
 	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": names, "Layers": []string{"layer.tar"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return tarOf(t, "config.json", imageConfig(layer), "layer.tar", layer, "manifest.json", manifest)
 }
 
@@ -112,29 +109,19 @@ func (s *imageSite) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // mount namespace that the tests run in.
 func trustRegistry(t *testing.T, ca *testnet.CA) {
 	const of = "/etc/docker"
-	if err := os.MkdirAll(of, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("none", of, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(of, 0o755))
+	must.OK(t, syscall.Mount("none", of, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = syscall.Unmount(of, syscall.MNT_DETACH) })
 	dir := filepath.Join(of, "certs.d", imageRegistry)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "ca.crt"), ca.PEM(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(dir, 0o755))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "ca.crt"), ca.PEM(), 0o644))
 }
 
 // imageEvents are what the log has of images.
 func (r *rig) imageEvents() (said string) {
 	r.t.Helper()
 	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		must.OK(r.t, err)
 		if strings.HasPrefix(e.Subject(), "image/") {
 			said += e.Message + "\n" + e.Detail + "\n"
 		}
@@ -144,9 +131,7 @@ func (r *rig) imageEvents() (said string) {
 
 func (r *rig) images() (list []sandbox.Image) {
 	r.t.Helper()
-	if err := json.Unmarshal([]byte(r.ok("image", "ls", "-o", "json")), &list); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("image", "ls", "-o", "json")), &list))
 	return list
 }
 
@@ -167,9 +152,7 @@ func TestImages(t *testing.T) {
 	r := newRig(t, "- name: registry\nregistries:\n- {host: \""+imageRegistry+"\", authRef: registry}\n")
 	r.serve()
 	program, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	layer := tarOf(t, "bin/client", program)
 	site := &imageSite{password: "pw-e2e-" + rand.Text(), layer: layer, begun: make(chan struct{}), rest: make(chan struct{}), gone: make(chan struct{})}
 	if _, err := r.host.HTTPS(r.ca, 5000, site, upstreamAddress); err != nil {
@@ -216,9 +199,7 @@ func TestImages(t *testing.T) {
 
 	archive := filepath.Join(r.dir, "a.tar")
 	write := func(b []byte) {
-		if err := os.WriteFile(archive, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(archive, b, 0o600))
 	}
 	good := saved(t, layer, "team/loaded:1")
 	write(good)
@@ -269,9 +250,7 @@ func (r *rig) giveUp(site *imageSite) {
 	defer cancel()
 	c := r.daemon.Command(ctx, "image", "pull", imageRegistry+"/team/slow:1")
 	c.Stderr = io.Discard
-	if err := c.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, c.Start())
 	select {
 	case <-site.begun:
 	case <-ctx.Done():

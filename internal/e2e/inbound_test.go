@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 const inboundConfig = `
@@ -85,9 +87,7 @@ func TestInbound(t *testing.T) {
 	}
 	var web, echo struct{ Token, Visit, URL string }
 	for port, into := range map[string]any{"8000": &web, "8001": &echo} {
-		if err := json.Unmarshal([]byte(r.ok("-o", "json", "sandbox", "expose", "web", port, "--for", "10m")), into); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(r.ok("-o", "json", "sandbox", "expose", "web", port, "--for", "10m")), into))
 	}
 	host, ok := strings.CutPrefix(strings.TrimSuffix(web.URL, ":7080/"), "http://")
 	if !ok || !strings.HasPrefix(host, "8000--web--") || !strings.HasSuffix(host, ".localhost") {
@@ -185,9 +185,7 @@ func testInboundInside(t *testing.T, r *rig) {
 	}
 	for _, port := range ports {
 		var at struct{ Token, URL string }
-		if err := json.Unmarshal([]byte(r.ok("-o", "json", "sandbox", "expose", "web", port, "--for", "10m")), &at); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(r.ok("-o", "json", "sandbox", "expose", "web", port, "--for", "10m")), &at))
 		status, header, body := reach(t, "GET", at.URL, at.Token)
 		if status != 200 || body != "for nobody else\r\n" || header.Get(http.TrailerPrefix+"X-Sum") != "17" {
 			t.Errorf("port %s: %d %v %q", port, status, header, body)
@@ -214,14 +212,10 @@ func testInboundAudit(t *testing.T, r *rig, token string) {
 // testInboundSocket sends one frame and wants it back.
 func testInboundSocket(t *testing.T, at, token string) {
 	u, err := url.Parse(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for origin, want := range map[string]int{"http://" + u.Host: 101, "http://" + strings.Replace(u.Host, "8001--", "8000--", 1): 403} {
 		c, err := net.Dial("tcp", "127.0.0.1:7080")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: %s\r\nCookie: sallyport-exposure=%s\r\n\r\n", u.Host, origin, token)
 		in := bufio.NewReader(c)
@@ -245,9 +239,7 @@ func reach(t *testing.T, method, to, token string, header ...string) (int, http.
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) { return net.Dial("tcp", "127.0.0.1:7080") }}
 	req, err := http.NewRequest(method, to, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -255,9 +247,7 @@ func reach(t *testing.T, method, to, token string, header ...string) (int, http.
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
 	for name, values := range resp.Trailer {

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -77,9 +78,7 @@ func testKilledMeanwhile(t *testing.T, r *rig) {
 			r := r.in(t)
 			before := r.belongings()
 			began := time.Now()
-			if err := change.do(r.control(), t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, change.do(r.control(), t.Context()))
 			takes := time.Since(began)
 			change.look(0)
 			r.clear(what + " undisturbed")
@@ -194,9 +193,7 @@ func testPowerCutAsItWakes(t *testing.T, r *rig) {
 func (r *rig) list() (names []string) {
 	r.t.Helper()
 	list, err := r.control().Sandboxes(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	for _, i := range list {
 		names = append(names, i.Name)
 	}
@@ -206,9 +203,7 @@ func (r *rig) list() (names []string) {
 func (r *rig) snapshots() (names []string) {
 	r.t.Helper()
 	list, err := r.control().Snapshots(context.Background(), "agent")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	for _, s := range list {
 		names = append(names, s.Name)
 	}
@@ -314,9 +309,7 @@ func (r *rig) pairs() {
 	begins, ends, there := map[string]int{}, map[string]int{}, map[string]int{}
 	for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
 		var rec audit.Record
-		if err := json.Unmarshal([]byte(line), &rec); err != nil {
-			r.t.Fatal(err)
-		}
+		must.OK(r.t, json.Unmarshal([]byte(line), &rec))
 		e := rec.Decision
 		x := e.Unmapped.Sallyport
 		if x.SandboxID == "" {

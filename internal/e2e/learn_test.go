@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/policy/learn"
 	"sallyport/policy/replay"
@@ -42,14 +43,10 @@ func TestLearn(t *testing.T) {
 	r.configure(baseConfig, insideRules+observe)
 	git := filepath.Join(r.dir, "git")
 	seedRepository(t, git)
-	if err := os.Rename(filepath.Join(git, "repo.git"), filepath.Join(git, "other.git")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(filepath.Join(git, "repo.git"), filepath.Join(git, "other.git")))
 	seedRepository(t, git)
 	repositories, err := testnet.Git(git)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var needs []string
 	for i := range 9 {
 		needs = append(needs, fmt.Sprintf("lib%d", i+1))
@@ -82,9 +79,7 @@ func TestLearn(t *testing.T) {
 		Document    string `json:"document"`
 		NewlyDenied int    `json:"newly_denied"`
 	}
-	if err := json.Unmarshal([]byte(r.ok("policy", "learn", "--sandbox", "agent", "-o", "json")), &l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(r.ok("policy", "learn", "--sandbox", "agent", "-o", "json")), &l))
 	var got []string
 	for _, p := range l.Proposals {
 		e := p.Rule
@@ -107,9 +102,7 @@ func TestLearn(t *testing.T) {
 	candidate := filepath.Join(r.dir, "candidate.yaml")
 	r.ok("policy", "check", "--config", candidate)
 	var replayed replay.Report
-	if err := json.Unmarshal([]byte(r.ok("policy", "replay", "--config", candidate, "--fail-on", "denied,allowed,injected,approval", "-o", "json")), &replayed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(r.ok("policy", "replay", "--config", candidate, "--fail-on", "denied,allowed,injected,approval", "-o", "json")), &replayed))
 	if replayed.Decisions == 0 || replayed.ByChange[replay.OtherRule]+replayed.Same != replayed.Decisions {
 		t.Errorf("replayed: %+v", replayed)
 	}

@@ -14,14 +14,13 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 )
 
 // counters is what `sallyport limits` says.
 func (r *rig) counters() (list []api.Limit) {
 	r.t.Helper()
-	if err := json.Unmarshal([]byte(r.ok("limits", "-o", "json")), &list); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("limits", "-o", "json")), &list))
 	return list
 }
 
@@ -69,9 +68,7 @@ func TestLimitsSurvive(t *testing.T) {
 		await("before a kill", 60*(i+1))
 		if i%2 == 0 {
 			pid := r.gatewayPID()
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
 			for deadline := time.Now().Add(time.Minute); r.gatewayPID() == pid || r.gatewayPID() == 0; time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatalf("no process comes after it\n%s", r.logged())
@@ -131,9 +128,7 @@ func TestLimitsSurvive(t *testing.T) {
 	}
 	resets := 0
 	for e, err := range audit.Read(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if s := e.Unmapped.Sallyport; s.State == "reset" {
 			resets++
 			if e.Actor == nil || e.Actor.User.UID != "0" || e.Actor.User.Name != "root" || len(s.Limits) != 1 || s.Limits[0].Name != "few" {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // Bounds of TestListeners. What any listener keeps of connections that say nothing is
@@ -112,9 +114,7 @@ func served(t *testing.T, r *rig, alice *operator, during string) {
 func metricsUnder(t *testing.T, host string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:9464/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	req.Host, req.Close = host, true
 	client := http.Client{Timeout: 20 * time.Second}
 	resp, err := client.Do(req)
@@ -133,9 +133,7 @@ func listening(t *testing.T, pids []int) (list []string) {
 	inodes := map[string]bool{}
 	for _, pid := range pids {
 		links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, l := range links {
 			if to, err := os.Readlink(l); err == nil && strings.HasPrefix(to, "socket:[") {
 				inodes[strings.Trim(to, "socket:[]")] = true
@@ -144,9 +142,7 @@ func listening(t *testing.T, pids []int) (list []string) {
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pids[0], table))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, line := range strings.Split(string(text), "\n") {
 			f := strings.Fields(line)
 			if len(f) < 10 || f[3] != "0A" || !inodes[f[9]] {
@@ -154,15 +150,11 @@ func listening(t *testing.T, pids []int) (list []string) {
 			}
 			host, port, _ := strings.Cut(f[1], ":")
 			n, err := strconv.ParseUint(port, 16, 16)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			ip := "127.0.0.1" // of every address, or of loopback
 			if len(host) == 8 && host != "00000000" {
 				a, err := strconv.ParseUint(host, 16, 32)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				ip = net.IPv4(byte(a), byte(a>>8), byte(a>>16), byte(a>>24)).String()
 			}
 			list = append(list, net.JoinHostPort(ip, strconv.FormatUint(n, 10)))
@@ -177,9 +169,7 @@ func descriptors(t *testing.T, pids []int) (n int) {
 	t.Helper()
 	for _, pid := range pids {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n += len(open)
 	}
 	return n

@@ -29,15 +29,14 @@ import (
 	"github.com/open-policy-agent/opa/v1/bundle"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 )
 
 // state is what the status says of the policy.
 func (r *rig) state() api.Status {
 	r.t.Helper()
 	var s api.Status
-	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s))
 	return s
 }
 
@@ -45,17 +44,13 @@ func (r *rig) state() api.Status {
 func (r *rig) put(name, text string) {
 	r.t.Helper()
 	r.write(name+".new", text)
-	if err := os.Rename(filepath.Join(r.dir, name+".new"), filepath.Join(r.dir, name)); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, os.Rename(filepath.Join(r.dir, name+".new"), filepath.Join(r.dir, name)))
 }
 
 func (r *rig) text(name string) string {
 	r.t.Helper()
 	text, err := os.ReadFile(filepath.Join(r.dir, name))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return string(text)
 }
 
@@ -108,9 +103,7 @@ func TestReload(t *testing.T) {
 		changed := strings.Replace(first, "- destination: \"denied.example.test\"", "- destination: \"api.example.test\"", 1)
 		before := r.state().Policy.Loaded
 		f, err := os.Create(filepath.Join(r.dir, "sallyport.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for piece := range strings.SplitAfterSeq(changed, "\n") {
 			_, _ = io.WriteString(f, piece)
 			time.Sleep(50 * time.Millisecond)
@@ -126,25 +119,17 @@ func TestReload(t *testing.T) {
 	t.Run("a folder whose link is turned", func(t *testing.T) {
 		defer r.within(t)()
 		for _, dir := range []string{"policy.d/..v1", "policy.d/..v2"} {
-			if err := os.MkdirAll(filepath.Join(r.dir, dir), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(filepath.Join(r.dir, dir), 0o700))
 		}
 		r.write("policy.d/..v1/team.rego", "package sallyport.team.closed\n")
 		r.write("policy.d/..v2/team.rego", denyAPI)
 		turn := func(to string) {
 			data := filepath.Join(r.dir, "policy.d/..data")
-			if err := os.Symlink(to, data+"_tmp"); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(data+"_tmp", data); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Symlink(to, data+"_tmp"))
+			must.OK(t, os.Rename(data+"_tmp", data))
 		}
 		turn("..v1")
-		if err := os.Symlink("..data/team.rego", filepath.Join(r.dir, "policy.d/team.rego")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink("..data/team.rego", filepath.Join(r.dir, "policy.d/team.rego")))
 		r.put("sallyport.yaml", first+"policy: {dir: policy.d}\n")
 		r.await("the folder", func() bool { return r.state().Revision != revision })
 		allowed(t, true)
@@ -177,9 +162,7 @@ func TestReload(t *testing.T) {
 		if s := r.state().Policy; s.Loaded != at {
 			t.Errorf("it was loaded all the same: %+v", s)
 		}
-		if err := r.daemon.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.daemon.Signal(syscall.SIGHUP))
 		r.await("the signal", func() bool { return r.state().Policy.By == "signal" })
 		r.ok("reload")
 		if by := r.state().Policy.By; by != "api" {
@@ -202,12 +185,8 @@ func TestReload(t *testing.T) {
 		c.Env = append(os.Environ(), "SALLYPORT_CONFIG="+r.config)
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
-		if err := os.Remove(filepath.Join(r.dir, "data/lock")); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(filepath.Join(r.dir, "data/lock")))
+		must.OK(t, c.Start())
 		ended := make(chan error, 1)
 		go func() { ended <- c.Wait() }()
 		for { // from the first thing that it does
@@ -245,9 +224,7 @@ type shelf struct {
 func newShelf(t *testing.T, r *rig) *shelf {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	encode := func(kind string, der []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 	}
@@ -293,14 +270,10 @@ func (s *shelf) publish(revision string, signed bool, hosts ...any) {
 	const text = "package sallyport.team.central\n\ndeny contains \"closed by the bundle\" if input.destination.host in data.closed\n"
 	b.Modules = []bundle.ModuleFile{{URL: "/central.rego", Path: "/central.rego", RelativePath: "/central.rego", Raw: []byte(text)}}
 	if signed {
-		if err := b.GenerateSignature(bundle.NewSigningConfig(s.private, "ES256", ""), "", false); err != nil {
-			s.t.Fatal(err)
-		}
+		must.OK(s.t, b.GenerateSignature(bundle.NewSigningConfig(s.private, "ES256", ""), "", false))
 	}
 	var out bytes.Buffer
-	if err := bundle.NewWriter(&out).DisableFormat(true).Write(b); err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, bundle.NewWriter(&out).DisableFormat(true).Write(b))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.archive = out.Bytes()
@@ -318,9 +291,7 @@ func TestBundles(t *testing.T) {
 	if res := r.feed("b34r3r\n", "secret", "set", "shelf"); res.code != 0 {
 		t.Fatal(res)
 	}
-	if err := r.daemon.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.daemon.Signal(syscall.SIGHUP))
 	inForce := func(revision string) {
 		t.Helper()
 		r.await("bundle "+revision, func() bool {
@@ -329,9 +300,7 @@ func TestBundles(t *testing.T) {
 		})
 	}
 	inForce("v1")
-	if err := fetch(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fetch(client))
 	s.publish("v2", true, "api.example.test")
 	inForce("v2")
 	if err := fetch(client); err == nil || !strings.Contains(err.Error(), "closed by the bundle") {
@@ -366,15 +335,11 @@ func TestBundles(t *testing.T) {
 	// So has one that was taken over on disk none.
 	r.kill(syscall.SIGTERM)
 	kept := filepath.Join(r.dir, "data/policy/bundle.tar.gz")
-	if err := os.Rename(kept, kept+".away"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(kept, kept+".away"))
 	if err := r.tryUp(); err == nil {
 		t.Error("the daemon came up without its bundle")
 	}
-	if err := os.Rename(kept+".away", kept); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(kept+".away", kept))
 	r.up()
 	s.goes(false)
 	s.publish("v4", true)
@@ -433,9 +398,7 @@ func TestRevoke(t *testing.T) {
 	r.up()
 	r.setKey()
 	program, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if res := r.feed(string(program), "run", "agent", "--", "sh", "-c", "cat > /usr/local/bin/client && chmod +x /usr/local/bin/client"); res.code != 0 {
 		t.Fatal(res)
 	}
@@ -444,13 +407,9 @@ func TestRevoke(t *testing.T) {
 	listen := func(path string) (lines <-chan string) {
 		c := r.daemon.Command(ctx, "run", "agent", "--", "client", "-websocket", "https://api.example.test/"+path)
 		out, err := c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c.Stderr = c.Stdout
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Start())
 		all := make(chan string, 10_000)
 		go func() {
 			defer close(all)

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // doctor names each requirement with what it found.
@@ -21,14 +23,10 @@ func testDoctor(t *testing.T, r *rig) {
 func testMetrics(t *testing.T, r *rig) {
 	r.inside("agent", "curl -sS https://api.example.test/; curl -sS https://unlisted.example.test/")
 	resp, err := http.Get("http://127.0.0.1:9464/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text := string(body)
 	for _, want := range []string{"sallyport_audit_events_total", "sallyport_datapath_dropped_packets_total", "sallyport_datapath_passed_packets_total", "sallyport_flows_open", "sallyport_flows_unmatched_total", "sallyport_gateway_"} {
 		if !strings.Contains(text, want) {

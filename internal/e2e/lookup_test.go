@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // resolving looks one name up again and again, and writes when each lookup began, how
@@ -43,9 +45,7 @@ func testLookupsWhileKilled(t *testing.T, r *rig) {
 	for what, kill := range map[string]func(){
 		"gateway": func() {
 			was := r.gatewayPID()
-			if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, syscall.Kill(was, syscall.SIGKILL))
 			r.await("another gateway", func() bool { is := r.gatewayPID(); return is != 0 && is != was })
 		},
 		"daemon": func() {

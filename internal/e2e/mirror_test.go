@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // mirror is an index of Python packages (PEP 503), as companies run one beside
@@ -61,16 +63,12 @@ func wheel(t testing.TB, name string, needs []string) (file string, data []byte)
 	z := zip.NewWriter(&out)
 	for _, f := range append(files, [2]string{info + "RECORD", record}) {
 		w, err := z.Create(f[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := w.Write([]byte(f[1])); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, z.Close())
 	return name + "-1.0-py3-none-any.whl", out.Bytes()
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/model"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -172,9 +173,7 @@ func (r *rig) small() {
 func (r *rig) history() (list []model.Event) {
 	r.t.Helper()
 	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		must.OK(r.t, err)
 		if x := e.Unmapped.Sallyport; x.SandboxID != "" && x.State != sandbox.CommandEvent {
 			list = append(list, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
 		}
@@ -206,9 +205,7 @@ func TestModel(t *testing.T) {
 	}
 	// A few sleep, so that what sleeps is compared as well.
 	list, err := p.c.Sandboxes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for n, i := range list {
 		sleep := []func(context.Context, string) (sandbox.Info, error){p.c.Pause, p.c.Hibernate, p.c.Stop, p.c.Sandbox}[n%4]
 		if _, err := sleep(t.Context(), i.Name); err != nil {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -45,9 +46,7 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 		// has that name: nothing here rewrites addresses.
 		return f.Protocol != 1 || f.From.Addr().String() != "198.51.100.1"
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	silent := func(moment string, during func()) {
 		t.Helper()
 		t.Run(moment, func(t *testing.T) {
@@ -79,9 +78,7 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 	silent("a container that starts meanwhile", func() { r.stranger("meanwhile", "10.232.0.201") })
 	r.up()
 	silent("after kill -9 of the engine", func() {
-		if err := syscall.Kill(r.enginePID(), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(r.enginePID(), syscall.SIGKILL))
 		time.Sleep(2 * time.Second)
 	})
 	r.await("the engine", func() bool { return r.docker("version").Run() == nil })
@@ -89,9 +86,7 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 	engine := r.reboot()
 	silent("after a reboot, the engine first", func() {
 		for _, c := range engine {
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Start())
 		}
 		r.await("the engine", func() bool { return r.docker("version").Run() == nil })
 		for _, name := range []string{"stranger", r.container("agent")} {
@@ -229,12 +224,8 @@ func (r *rig) reboot() (engine []*exec.Cmd) {
 	for _, m := range mountsBelow(r.dir) {
 		_ = syscall.Unmount(m, syscall.MNT_DETACH)
 	}
-	if err := os.RemoveAll(filepath.Join(r.dir, "run")); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(r.dir, "run/engine"), 0o700); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, os.RemoveAll(filepath.Join(r.dir, "run")))
+	must.OK(r.t, os.MkdirAll(filepath.Join(r.dir, "run/engine"), 0o700))
 	return engine
 }
 

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // oracleRules allow a host that is never sent a credential.
@@ -81,13 +83,9 @@ func guessed(secret string) http.Handler {
 func (r *rig) serveRecords(port int, handler http.Handler, name string) {
 	r.t.Helper()
 	leaf, err := r.ca.Leaf(name)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	l, err := r.host.Listen(port)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
 	done := make(chan struct{})
 	go func() {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -161,9 +162,7 @@ func TestPackets(t *testing.T) {
 	r.ok("run", "other", "--", "true")
 	other := r.address("other")
 	arrived, err := r.host.Capture(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Run("gVisor", func(t *testing.T) { tryWays(t, r, "agent", other, arrived) })
 	raw := testRawPackets(t, r, arrived) // before the gateway has connections of its own
 	t.Run("control: an allowed request arrives, from the gateway", func(t *testing.T) {
@@ -203,26 +202,20 @@ func TestPackets(t *testing.T) {
 func count(t *testing.T, c *testnet.Capture) int {
 	t.Helper()
 	n, err := c.Count()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return n
 }
 
 // forward makes this network namespace a router.
 func forward(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644))
 }
 
 // unguard takes away what an operator with root could: links, rules, tables.
 func unguard(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll("/sys/fs/bpf/sallyport/spe2e0"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll("/sys/fs/bpf/sallyport/spe2e0"))
 	out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput() // of this namespace
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -231,9 +224,7 @@ func unguard(t *testing.T) {
 	for flag, value := range map[string]string{"learning": "1", "unicast_flood": "1", "multicast_flood": "1", "broadcast_flood": "1", "isolated": "0", "neigh_suppress": "0"} {
 		ports, _ := filepath.Glob("/sys/class/net/spe2e0/brif/*/" + flag)
 		for _, p := range ports {
-			if err := os.WriteFile(p, []byte(value), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(p, []byte(value), 0o644))
 		}
 	}
 }
@@ -257,9 +248,7 @@ func (r *rig) engineExec(name, code string) string {
 	c.Stdin = strings.NewReader(code)
 	var out bytes.Buffer // what it says is the result
 	c.Stdout, c.Stderr = &out, &out
-	if err := c.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, c.Start())
 	// The engine may forget an exec whose container ends, and its client then waits
 	// for ever.
 	defer time.AfterFunc(engineTime, func() { _ = c.Process.Kill() }).Stop()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -24,9 +25,7 @@ func (r *rig) pooled(size int) {
 func (r *rig) containers() int {
 	r.t.Helper()
 	out, err := exec.Command("docker", "-H", "unix://"+filepath.Join(r.dir, "run/engine/docker.sock"), "ps", "-q").Output()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return len(strings.Fields(string(out)))
 }
 
@@ -53,9 +52,7 @@ func (r *rig) waiting() (ids []string) {
 
 func (r *rig) sandbox(name string) (i sandbox.Info) {
 	r.t.Helper()
-	if err := json.Unmarshal([]byte(r.ok("sandbox", "get", name, "-o", "json")), &i); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("sandbox", "get", name, "-o", "json")), &i))
 	return i
 }
 
@@ -168,9 +165,7 @@ func TestPool(t *testing.T) {
 	}
 	r.ok("sandbox", "rm", "quick")
 	r.settled(1)
-	if err := r.daemon.Down(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.daemon.Down())
 	for _, glob := range []string{"data/sandboxes/.pool/*", "data/sandboxes/.by-id/*", "data/sandboxes/quick"} {
 		if left, _ := filepath.Glob(filepath.Join(r.dir, glob)); len(left) > 0 {
 			t.Errorf("left: %v", left)

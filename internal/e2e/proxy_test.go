@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -88,9 +89,7 @@ func TestCorporateProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	arrived, err := r.host.Capture(func(f testnet.Frame) bool { return f.Protocol == 6 })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.up()
 	r.setKey()
 	for credential, password := range map[string]string{"corporate": corporatePassword, "guess": guessedPassword} {
@@ -185,9 +184,7 @@ func startProxy(t *testing.T, r *rig, h *testnet.Host, name string, port int) (u
 		scheme, args = "http", []string{"-d", "-c", filepath.Join(r.dir, "tinyproxy.conf")}
 	}
 	c := exec.Command(path, args...)
-	if err := h.Do(c.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.Do(c.Start))
 	end = func() { _ = c.Process.Kill(); _ = c.Wait() }
 	t.Cleanup(end)
 	at := netip.AddrPortFrom(h.Addr(), uint16(port))

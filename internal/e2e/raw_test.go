@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -148,9 +149,7 @@ func (r *rig) send(pid int, frames ...[]byte) {
 			return nil
 		}()
 	}()
-	if err := <-done; err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, <-done)
 }
 
 // pid is that of a sandbox's first process.
@@ -174,9 +173,7 @@ func testRawPackets(t *testing.T, r *rig, arrived *testnet.Capture) (control fun
 		t.Fatalf("runc: got %s, want exit 0 and a warning", res)
 	}
 	bridge, err := net.InterfaceByName("spe2e0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	mac := func(name string) net.HardwareAddr {
 		a := netip.MustParseAddr(r.address(name)).As4()
 		return net.HardwareAddr{2, 0x42, a[0], a[1], a[2], a[3]}

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // fetcher fetches every second and writes PID, time and outcome, so that each
@@ -51,9 +53,7 @@ func TestRestarts(t *testing.T) {
 		r.awaitTick(time.Now())
 	}
 	engine := r.enginePID()
-	if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(engine, syscall.SIGKILL))
 	// Commands go on without an engine; a sandbox cannot be made.
 	r.ok("run", "agent", "--", "true")
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
@@ -126,12 +126,8 @@ func (r *rig) awaitTick(after time.Time) {
 func (r *rig) enginePID() int {
 	r.t.Helper()
 	data, err := os.ReadFile(filepath.Join(r.dir, "run/engine/docker.pid"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return pid
 }

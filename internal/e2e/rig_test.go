@@ -19,6 +19,7 @@ import (
 
 	"sallyport/internal/supervise"
 	"sallyport/internal/test/env"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -116,9 +117,7 @@ func (r *rig) configure(base, rules string) {
 
 func (r *rig) write(name, text string) {
 	r.t.Helper()
-	if err := r.daemon.Write(name, text); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.daemon.Write(name, text))
 }
 
 // serve puts the usual sites on the upstream.
@@ -128,9 +127,7 @@ func (r *rig) serve() {
 	git := filepath.Join(r.dir, "git")
 	seedRepository(r.t, git)
 	handler, err := testnet.Git(git)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	names := []string{"api.example.test", "git.example.test", "denied.example.test", "unlisted.example.test"}
 	zone := map[string][]netip.Addr{}
 	for _, n := range names {
@@ -179,18 +176,14 @@ func (r *rig) gatewayPID() int {
 func (r *rig) gateway() supervise.Status {
 	r.t.Helper()
 	var s struct{ Gateway supervise.Status }
-	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s))
 	return s.Gateway
 }
 
 // kill ends the daemon by a signal and waits for its end.
 func (r *rig) kill(s syscall.Signal) {
 	r.t.Helper()
-	if err := r.daemon.Signal(s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.daemon.Signal(s))
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if syscall.Kill(r.daemon.PID(), 0) != nil {
 			return
@@ -228,9 +221,7 @@ func (r *rig) sallyport(args ...string) result { return r.feed("", args...) }
 // feed runs the command line with standard input.
 func (r *rig) feed(stdin string, args ...string) result {
 	res, err := r.daemon.Run(stdin, args...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return result{res.Stdout, res.Stderr, res.Code}
 }
 

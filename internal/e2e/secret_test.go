@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // holder is a process that goes on: it keeps a connection to the upstream open,
@@ -128,9 +130,7 @@ func TestNoSecretInside(t *testing.T) {
 		}
 	}
 	id, err := r.docker("inspect", "--format", "{{.Id}}", r.container("agent")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	container := strings.TrimSpace(string(id))
 	r.must(r.docker("checkpoint", "create", "--leave-running", container, "proof"))
 
@@ -144,9 +144,7 @@ func TestNoSecretInside(t *testing.T) {
 			[]sign{{"on disk", "raw"}, {"on disk", "base64+1"}, {"packed", "raw"}}},
 		{"container as inspected", func(t *testing.T, q *quarry) {
 			out, err := r.docker("inspect", container).Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			_ = q.read("inspect", strings.NewReader(string(out)))
 		}, []sign{{"in the spec", "raw"}}},
 		{"environments inside", func(t *testing.T, q *quarry) { r.procs(t, q, container, "environ") },
@@ -203,9 +201,7 @@ func TestNoSecretInside(t *testing.T) {
 		defer r.within(t)()
 		// The daemon has it in its memory, and the same search finds it there.
 		q := h.begin()
-		if err := q.memory(r.daemon.PID()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, q.memory(r.daemon.PID()))
 		t.Logf("searched %d mappings, %.1f MB", q.streams, float64(q.bytes)/1e6)
 		if len(q.has("the secret", "raw")) == 0 {
 			t.Error("the secret was not found in the daemon's memory: the search proves nothing")
@@ -226,9 +222,7 @@ func hidden(value string) []byte {
 func (r *rig) install(name, path string) {
 	r.t.Helper()
 	program, err := os.ReadFile(path)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	at := "/usr/local/bin/" + name
 	if res := r.feed(string(program), "run", "agent", "--", "sh", "-c", "cat > "+at+" && chmod +x "+at); res.code != 0 {
 		r.t.Fatal(res)
@@ -240,29 +234,19 @@ func (r *rig) exported(t *testing.T, q *quarry, container string) {
 	t.Helper()
 	c := r.docker("export", container)
 	pipe, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	archive := tar.NewReader(pipe)
 	for {
 		head, err := archive.Next()
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = q.read("the head of "+head.Name, strings.NewReader(fmt.Sprintf("%+v", *head)))
-		if err := q.read(head.Name, archive); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, q.read(head.Name, archive))
 	}
-	if err := c.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Wait())
 }
 
 // procs searches one kind of what procReader tells.
@@ -274,12 +258,8 @@ func (r *rig) procs(t *testing.T, q *quarry, container, kind string) {
 	var errs strings.Builder
 	c.Stderr = &errs
 	pipe, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	pids := map[int]bool{}
 	in := bufio.NewReaderSize(pipe, 1<<20)
 	for {
@@ -296,9 +276,7 @@ func (r *rig) procs(t *testing.T, q *quarry, container, kind string) {
 		part := io.LimitReader(in, size)
 		if got == kind {
 			pids[pid] = true
-			if err := q.read(fmt.Sprintf("%s of %d", kind, pid), part); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, q.read(fmt.Sprintf("%s of %d", kind, pid), part))
 		}
 		if got == "failed" {
 			why, _ := io.ReadAll(part)
@@ -337,18 +315,12 @@ func (r *rig) sentry(t *testing.T, q *quarry, container string) {
 // that shows that the right thing was searched.
 func (r *rig) said(t *testing.T, h *hunt, unrecorded []string) {
 	resp, err := http.Get("http://127.0.0.1:9464/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	metrics, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	logged, err := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all := map[string][2]string{
 		"metrics":     {string(metrics), "sallyport_"},
 		"daemon log":  {string(logged), "sallyport is up"},
@@ -365,9 +337,7 @@ func (r *rig) said(t *testing.T, h *hunt, unrecorded []string) {
 	}
 	for _, path := range logs {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all["engine's "+filepath.Base(path)] = [2]string{string(text), "level"}
 	}
 	for name, text := range all {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // A sink is added by a reload, gets what is recorded, and holds the data path while too
@@ -51,9 +53,7 @@ func TestSinks(t *testing.T) {
 	deny := func(n int) (id string) {
 		t.Helper()
 		resp, err := client.Get(fmt.Sprintf("http://h%d.unlisted.example.test/%s", n, strings.Repeat("x", 7000)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer resp.Body.Close()
 		return resp.Header.Get("Sallyport-Decision")
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -41,9 +42,7 @@ func (r *rig) begin(name, script string) {
 func (r *rig) info(name string) sandbox.Info {
 	r.t.Helper()
 	var i sandbox.Info
-	if err := json.Unmarshal([]byte(r.ok("sandbox", "get", name, "-o", "json")), &i); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("sandbox", "get", name, "-o", "json")), &i))
 	return i
 }
 
@@ -80,9 +79,7 @@ const needle = "needle-HALDEFMDI"
 func (r *rig) written(name string) (n int) {
 	r.t.Helper()
 	text, err := os.ReadFile(r.memory(name, "lines"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	whole := text[:bytes.LastIndexByte(text, '\n')+1]
 	pid := ""
 	for line := range strings.Lines(string(whole)) {
@@ -250,9 +247,7 @@ func testHibernatedThroughRestarts(t *testing.T, r *rig) {
 
 	r.ok("sandbox", "hibernate", "agent")
 	engine := r.enginePID()
-	if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(engine, syscall.SIGKILL))
 	// While there is none it stays as it is, and its memory with it.
 	r.await("the engine", func() bool { return r.sallyport("sandbox", "wake", "agent").code == 0 })
 	if i := r.info("agent"); i.State != sandbox.Running || i.Session != session || i.Lost != "" {
@@ -288,13 +283,9 @@ func testHibernatedThroughRestarts(t *testing.T, r *rig) {
 	r.ok("sandbox", "hibernate", "agent")
 	path := filepath.Join(r.dir, "data/sandboxes/agent/checkpoint")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text[len(text)/2] ^= 1
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, text, 0o600))
 	if out := r.ok("sandbox", "wake", "agent"); !strings.Contains(out, "anew from its disk") || !strings.Contains(out, "damaged") {
 		t.Errorf("the answer: %s", out)
 	}
@@ -496,7 +487,5 @@ func TestConnectionsOverSleep(t *testing.T) {
 // must2 is for what cannot fail.
 func (r *rig) must2(err error) {
 	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 }

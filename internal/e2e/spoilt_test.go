@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // Whatever a gateway's process did to the sockets that it was given, as one that
@@ -62,20 +64,14 @@ func testSpoiltSockets(t *testing.T, r *rig) {
 func spoil(t *testing.T, pid int, steps []func(fd int) error) (n int) {
 	t.Helper()
 	process, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(process)
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var shared []int
 	for _, e := range fds {
 		theirs, err := strconv.Atoi(e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		fd, err := unix.PidfdGetfd(process, theirs, 0)
 		if err != nil {
 			continue // closed meanwhile
@@ -90,9 +86,7 @@ func spoil(t *testing.T, pid int, steps []func(fd int) error) (n int) {
 			err = errors.Join(err, step(fd))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return len(shared)
 }
 

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/test/must"
 )
 
 const sshPort = "2222"
@@ -45,21 +47,13 @@ func newOperator(t *testing.T, dir, name string) *operator {
 		}
 	}
 	public, private, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	block, err := ssh.MarshalPrivateKey(private, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	k, err := ssh.NewPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o := &operator{t: t, dir: dir, file: filepath.Join(dir, name+".key"), line: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(k)))}
-	if err := os.WriteFile(o.file, pem.EncodeToMemory(block), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(o.file, pem.EncodeToMemory(block), 0o600))
 	return o
 }
 
@@ -134,9 +128,7 @@ func (r *rig) know() {
 			PID, UID    int
 		}
 	}
-	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s))
 	if !strings.Contains(r.ok("status"), "host key "+s.SSH.Fingerprint) {
 		r.t.Errorf("the status does not show the host key: %s", r.ok("status"))
 	}
@@ -147,9 +139,7 @@ func (r *rig) know() {
 func (r *rig) sshProcess() (pid, uid int) {
 	r.t.Helper()
 	var s struct{ SSH struct{ PID, UID int } }
-	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s))
 	return s.SSH.PID, s.SSH.UID
 }
 
@@ -203,12 +193,8 @@ func TestSSH(t *testing.T) {
 			t.Errorf("it runs as %d", uid)
 		}
 		p, err := os.FindProcess(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, p.Kill())
 		r.await("the next process", func() bool { next, _ := r.sshProcess(); return next != pid && next != 0 })
 		if res := alice.ssh("demo", "echo again"); res.stdout != "again\n" {
 			t.Errorf("of the next process: %s", res)
@@ -256,9 +242,7 @@ func testSSHRefused(t *testing.T, r *rig, alice, bob *operator) {
 	// Whether a key is known is not said to who does not have it.
 	for _, line := range []string{alice.line, mallory.line} {
 		k, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		asked := false
 		_, err = ssh.Dial("tcp", "127.0.0.1:"+sshPort, &ssh.ClientConfig{
 			User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(&forger{k, &asked})}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
@@ -344,12 +328,8 @@ func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 	stays := func(o *operator) (ended <-chan error, stop func()) {
 		c := exec.Command("ssh", append(o.options(), "demo@127.0.0.1", "echo begun; sleep 60")...)
 		out, err := c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, c.Start())
 		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // TestSSHDrain ends the daemon under two shells: who is done in the time that is
@@ -32,15 +33,11 @@ func TestSSHDrain(t *testing.T) {
 	open := func(o *operator) *shell {
 		s := &shell{c: exec.Command("ssh", append(o.options(), "-tt", "demo@127.0.0.1")...), out: new(bytes.Buffer), ended: make(chan error, 1)}
 		out, err := s.c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if s.in, err = s.c.StdinPipe(); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.c.Start())
 		begun := make(chan struct{})
 		go func() {
 			buf := make([]byte, 4096)
@@ -66,9 +63,7 @@ func TestSSHDrain(t *testing.T) {
 	done, stays := open(alice), open(bob)
 	defer func() { _ = stays.c.Process.Kill() }()
 	asked := time.Now()
-	if err := r.daemon.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.daemon.Signal(syscall.SIGTERM))
 	time.Sleep(drain / 3)
 	if _, err := io.WriteString(done.in, "exit 7\r"); err != nil {
 		t.Error(err)

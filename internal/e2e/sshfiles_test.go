@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
@@ -45,9 +47,7 @@ func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
 	}
 
 	// Folders, and what sftp knows.
-	if err := os.MkdirAll(filepath.Join(r.dir, "tree", "below"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(r.dir, "tree", "below"), 0o755))
 	r.write("tree/one", "1")
 	r.write("tree/below/two", "22")
 	if res := alice.run("", "scp", "-r", filepath.Join(r.dir, "tree"), "demo@127.0.0.1:/root/"); res.code != 0 {
@@ -74,9 +74,7 @@ func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
 		}
 	}
 	// A download that begins in the middle.
-	if err := os.WriteFile(filepath.Join(r.dir, "part"), back[:1<<20], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(r.dir, "part"), back[:1<<20], 0o600))
 	if res := alice.run("reget /root/big "+filepath.Join(r.dir, "part")+"\n", "sftp", "-b", "-", "demo@127.0.0.1"); res.code != 0 {
 		t.Errorf("reget: %s", res)
 	}
@@ -102,9 +100,7 @@ func testSSHAttributes(t *testing.T, r *rig, alice *operator) {
 	script := filepath.Join(r.dir, "script")
 	r.write("script", "#!/bin/sh\necho ran\n")
 	then := time.Unix(1_000_000_000, 0)
-	if err := errors.Join(os.Chmod(script, 0o750), os.Chtimes(script, then, then)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(script, 0o750), os.Chtimes(script, then, then)))
 	for _, args := range [][]string{{script, "demo@127.0.0.1:plain"}, {"-p", script, "demo@127.0.0.1:kept"}, {"-p", "demo@127.0.0.1:kept", script + ".back"}} {
 		if res := alice.run("", "scp", args...); res.code != 0 {
 			t.Errorf("scp %q: %s", args, res)
@@ -140,9 +136,7 @@ func testSSHAttributes(t *testing.T, r *rig, alice *operator) {
 		t.Errorf("scp's old protocol without scp in the image: %s", res)
 	}
 	program, err := exec.LookPath("scp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if res := alice.run("", "scp", program, "demo@127.0.0.1:/usr/local/bin/scp"); res.code != 0 {
 		t.Fatalf("scp itself: %s", res)
 	}
@@ -164,9 +158,7 @@ func testSSHAttributes(t *testing.T, r *rig, alice *operator) {
 func memoryPeak(t *testing.T, pid int) (n int64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for line := range strings.Lines(string(text)) {
 		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &n); err == nil {
 			return n << 10

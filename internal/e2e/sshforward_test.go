@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // greeter has a word for who connects, and then none.
@@ -25,14 +27,10 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 		c := exec.Command("ssh", append(append([]string{"-o", "LogLevel=INFO"}, o.options()...), "-N", "-L", "127.0.0.1:7999:"+to, "demo@127.0.0.1")...)
 		var said bytes.Buffer
 		c.Stderr = &said
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Start())
 		r.await("the forward's listener", func() bool {
 			table, err := os.ReadFile("/proc/thread-self/net/tcp") // this thread is in the test's network: local address, remote, state
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return strings.Contains(string(table), "0100007F:1F3F 00000000:0000 0A")
 		})
 		return func() string { _ = c.Process.Kill(); _ = c.Wait(); return said.String() }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // testSSHLarge carries a large file with scp, both ways: whoever has a part in it
@@ -25,12 +27,8 @@ func testSSHLarge(t *testing.T, r *rig, alice *operator) {
 	patient.t, patient.patience = t, 10*time.Minute
 	r.ok("run", "large", "--disk", "4GiB", "--", "true")
 	at := filepath.Join(r.dir, "zeros") // sparse
-	if err := os.WriteFile(at, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(at, size); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(at, nil, 0o600))
+	must.OK(t, os.Truncate(at, size))
 	r.write("small", strings.Repeat("x", 1<<20))
 	pid, _ := r.sshProcess()
 	pids := map[string]int{"the daemon": r.daemon.PID(), "the process that speaks SSH": pid}
@@ -39,9 +37,7 @@ func testSSHLarge(t *testing.T, r *rig, alice *operator) {
 		before := map[string]int64{}
 		for who, pid := range pids {
 			// The most that it has had is counted anew from here (proc(5), clear_refs).
-			if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0))
 			before[who] = memoryPeak(t, pid)
 		}
 		began := time.Now()

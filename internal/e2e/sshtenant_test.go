@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // TestSSHTenants has two tenants on one host, each with a sandbox and a key for all of
@@ -35,9 +37,7 @@ ssh:
 	r.up()
 	r.know()
 	var s struct{ Fingerprint string }
-	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s))
 	for _, tenant := range []string{"acme", "globex"} {
 		r.write(tenant+".token", r.ok("key", "create", tenant, "--scope", "run,read", "--tenant", tenant))
 		r.ok("--host", "https://127.0.0.1:8443", "--key-file", filepath.Join(r.dir, tenant+".token"), "--fingerprint", s.Fingerprint,
@@ -101,12 +101,8 @@ ssh:
 	stays := func(o *operator, name string) (ended chan error, stop func()) {
 		c := exec.Command("ssh", append(o.options(), name+"@127.0.0.1", "echo begun; sleep 60")...)
 		out, err := c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, c.Start())
 		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/test/must"
 )
 
 // screen gathers what a terminal shows.
@@ -33,37 +35,23 @@ func (s *screen) has(text string) bool {
 // shows comes as it is.
 func testSSHTerminal(t *testing.T, o *operator) {
 	text, err := os.ReadFile(o.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	signer, err := ssh.ParsePrivateKey(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := ssh.Dial("tcp", "127.0.0.1:"+sshPort, &ssh.ClientConfig{
 		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	s, err := c.NewSession()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer s.Close()
 	var shown screen
 	s.Stdout = &shown
 	keys, err := s.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.RequestPty("xterm-256color", 33, 101, ssh.TerminalModes{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Shell(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, s.RequestPty("xterm-256color", 33, 101, ssh.TerminalModes{}))
+	must.OK(t, s.Shell())
 	kind := func(keystrokes, until string) {
 		t.Helper()
 		if _, err := keys.Write([]byte(keystrokes)); err != nil {
@@ -76,9 +64,7 @@ func testSSHTerminal(t *testing.T, o *operator) {
 		}
 	}
 	kind("echo it is $TERM; stty size\r", "it is xterm-256color\r\n33 101")
-	if err := s.WindowChange(44, 120); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.WindowChange(44, 120))
 	time.Sleep(300 * time.Millisecond)
 	kind("stty size\r", "44 120")
 	kind("sleep 60; echo woken=$?\r", "sleep 60")
@@ -109,20 +95,14 @@ func testSSHTerminal(t *testing.T, o *operator) {
 
 	// A signal as SSH has them.
 	s, err = c.NewSession()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var out screen
 	s.Stdout = &out
-	if err := s.Start("echo begun; exec sleep 60"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Start("echo begun; exec sleep 60"))
 	for deadline := time.Now().Add(20 * time.Second); !out.has("begun") && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := s.Signal(ssh.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Signal(ssh.SIGTERM))
 	go func() { ended <- s.Wait() }()
 	select {
 	case err := <-ended:

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // call is one system call of a trace. Entry and exit are places in the order in
@@ -65,9 +67,7 @@ func TestParseTrace(t *testing.T) {
 13 1.000006 --- SIGURG {si_signo=SIGURG, si_code=SI_TKILL, si_pid=1, si_uid=0} ---
 14 1.000007 <... futex resumed>)        = 0
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var said []string
 	for _, c := range got {
 		said = append(said, fmt.Sprintf("%s %d-%d", c.name, c.entry, c.exit))
@@ -87,9 +87,7 @@ func (r *rig) trace(f func()) []call {
 	c := exec.Command("strace", "-f", "-ttt", "-y", "-s", "65536", "-o", out, "-p", fmt.Sprint(r.gatewayPID()),
 		"-e", "trace=fsync,fdatasync,sync_file_range,connect,write,writev,pwrite64,pwritev,pwritev2,sendto,sendmsg,sendmmsg,sendfile,splice,io_uring_enter")
 	said, err := c.StderrPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	if err := c.Start(); err != nil {
 		r.t.Fatalf("strace: %v: apt-get install strace", err)
 	}
@@ -113,19 +111,13 @@ func (r *rig) trace(f func()) []call {
 		r.t.Fatal("strace does not attach")
 	}
 	f()
-	if err := c.Process.Signal(syscall.SIGINT); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, c.Process.Signal(syscall.SIGINT))
 	<-ended
 	_ = c.Wait() // it ends by the signal
 	text, err := os.ReadFile(out)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	calls, err := parseTrace(string(text))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return calls
 }
 

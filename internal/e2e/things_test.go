@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"sallyport/internal/test/model"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -40,9 +41,7 @@ func (r *rig) things() (list []string) {
 		list = append(list, "loop "+file)
 	}
 	links, err := net.Interfaces()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	has := map[int]bool{}
 	for _, l := range links {
 		has[l.Index] = true
@@ -51,9 +50,7 @@ func (r *rig) things() (list []string) {
 		}
 	}
 	pins, err := os.ReadDir("/sys/fs/bpf/sallyport/spe2e0")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	for _, p := range pins {
 		hook, index, _ := strings.Cut(p.Name(), "-")
 		n, err := strconv.Atoi(index)
@@ -92,9 +89,7 @@ func tally(things []string, prefix string) (n int) {
 func (r *rig) agrees(pool int) {
 	r.t.Helper()
 	list, err := r.control().Sandboxes(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	recorded, err := model.Path(r.history())
 	if err != nil {
 		r.t.Errorf("%v", err)

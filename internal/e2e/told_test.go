@@ -7,6 +7,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/test/must"
 )
 
 // A reload tells of what an operator may not have meant: a rule that selects by name a
@@ -36,18 +37,14 @@ func testReloadTells(t *testing.T, r *rig) {
 		}
 		for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
 			var e audit.Record
-			if err := json.Unmarshal([]byte(line), &e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(line), &e))
 			if e := e.Decision; e.Unmapped.Sallyport.State == "selected" && strings.HasSuffix(e.Detail, "by name what was there before them: agent") && e.SeverityID == audit.SeverityMedium {
 				is.selectedEvents++
 			}
 		}
 		is.selectedStatus = strings.Count(r.ok("status"), "what was there before: agent: see that each")
 		var secrets []api.Secret
-		if err := json.Unmarshal([]byte(r.ok("secret", "ls", "-o", "json")), &secrets); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(r.ok("secret", "ls", "-o", "json")), &secrets))
 		for _, s := range secrets {
 			if s.Name == "pin" && s.Error == tooShort {
 				is.shortList++

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -38,9 +39,7 @@ for i in range(int(sys.argv[3])):
 // of them succeed, touch nothing of the host's, and bring the files back as they were.
 func testTraps(t *testing.T, r *rig) {
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(outside, []byte("kept"), 0o600))
 	r.ok("sandbox", "create", "agent")
 	r.ok("sandbox", "snapshot", "agent", "clean")
 	set := func(deep, in string) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -54,18 +55,14 @@ egress:
 	root := filepath.Join(r.dir, "git")
 	seedRepository(t, root)
 	repositories, err := testnet.Git(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.serveSites(hostMux{
 		"git.example.test":     testnet.RequireKey(testnet.KeyOf(r.key), repositories),
 		"pypi.example.test":    testnet.RequireKey(testnet.KeyOf(r.key), packageIndex(t)),
 		"private.example.test": http.NotFoundHandler(),
 	})
 	private, err := testnet.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	site := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "private site") })
 	if _, err := r.host.HTTPS(private, 8443, site, "private.example.test"); err != nil {
 		t.Fatal(err)
@@ -217,9 +214,7 @@ func (r *rig) play(t *testing.T, name, image string, steps []step) {
 		}
 	}()
 	client, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for file, content := range map[string][]byte{"/usr/local/bin/client": client, "/root/ca-certificates.deb": r.pkg} {
 		if content == nil {
 			continue
@@ -289,9 +284,7 @@ func (r *rig) makePackage(image string) {
 func packageFile(t testing.TB) []byte {
 	t.Helper()
 	f, err := os.Open(testImage(t, "runtimes"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	for archive := tar.NewReader(f); ; {
 		head, err := archive.Next()
@@ -300,9 +293,7 @@ func packageFile(t testing.TB) []byte {
 		}
 		if ok, _ := path.Match("root/ca-certificates_*.deb", path.Clean(head.Name)); ok {
 			content, err := io.ReadAll(archive)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return content
 		}
 	}
@@ -323,13 +314,9 @@ func packageIndex(t *testing.T) http.Handler {
 		if err == nil {
 			_, err = io.WriteString(w, text)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, z.Close())
 	const file = "demo-1.0-py3-none-any.whl"
 	mux := http.NewServeMux()
 	mux.HandleFunc("/simple/demo/", func(w http.ResponseWriter, _ *http.Request) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -14,9 +15,7 @@ import (
 // with what was mended.
 func testUnstartable(t *testing.T, r *rig) {
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(outside, []byte("kept"), 0o600))
 	if res := r.feed(traps, "run", "agent", "--", "python3", "-", "/root", outside, "200", "t"); res.code != 0 {
 		t.Fatal(res)
 	}
@@ -26,9 +25,7 @@ func testUnstartable(t *testing.T, r *rig) {
 	r.ok("sandbox", "stop", "agent")
 	// What the engine mounts in every sandbox is not there.
 	needed := filepath.Join(r.dir, "data/runtime/resolv.conf")
-	if err := os.Rename(needed, needed+".away"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(needed, needed+".away"))
 	if res := r.sallyport("sandbox", "exec", "agent", "--", "true"); res.code == 0 || !strings.Contains(res.stderr, "sallyport sandbox cp") {
 		t.Errorf("it starts, or nobody says how to get at its files: %s", res)
 	}
@@ -58,9 +55,7 @@ func testUnstartable(t *testing.T, r *rig) {
 		t.Errorf("a terabyte of nothing: %s", res)
 	}
 	mended := filepath.Join(to, "mended")
-	if err := os.WriteFile(mended, []byte("mended\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(mended, []byte("mended\n"), 0o644))
 	r.ok("sandbox", "cp", mended, "agent:/etc/profile")
 	r.ok("sandbox", "cp", "-r", to, "agent:/root/in")
 	_ = r.sallyport("sandbox", "cp", mended, "agent:/root/t/secret")
@@ -73,9 +68,7 @@ func testUnstartable(t *testing.T, r *rig) {
 	if left := mountsBelow(filepath.Join(r.dir, "data/sandboxes")); len(left) > 0 {
 		t.Errorf("mounted: %v", left)
 	}
-	if err := os.Rename(needed+".away", needed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(needed+".away", needed))
 	if out := r.inside("agent", "cat /etc/profile /root/in/work /root/work /memory/note"); out.stdout != "mended\nwork\nwork\nnote\n" {
 		t.Errorf("it has %s", out)
 	}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -42,15 +43,11 @@ func startVault(t *testing.T, secret string) *vaultServer {
 	t.Helper()
 	s := &vaultServer{dir: filepath.Join(t.TempDir(), "vault")}
 	fields, err := json.Marshal(map[string]string{"token": secret})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var said bytes.Buffer
 	c := exec.Command("../../examples/vault/run.sh", s.dir)
 	c.Stdin, c.Stdout, c.Stderr = bytes.NewReader(fields), &said, &said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	ended := make(chan struct{})
 	go func() { _ = c.Wait(); close(ended) }()
 	t.Cleanup(func() {
@@ -64,9 +61,7 @@ func startVault(t *testing.T, secret string) *vaultServer {
 	for deadline := time.Now().Add(6 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		text, err := os.ReadFile(filepath.Join(s.dir, "ready.json"))
 		if err == nil {
-			if err := json.Unmarshal(text, s); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(text, s))
 			break
 		}
 		select {
@@ -79,9 +74,7 @@ func startVault(t *testing.T, secret string) *vaultServer {
 		}
 	}
 	root, err := os.ReadFile(s.CAFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(root)
 	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
@@ -92,18 +85,12 @@ func startVault(t *testing.T, secret string) *vaultServer {
 func (s *vaultServer) call(t *testing.T, method, path string, in, out any) {
 	t.Helper()
 	body, err := json.Marshal(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	req, err := http.NewRequest(method, s.Address+"/v1/"+path, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	req.Header.Set("X-Vault-Token", s.RootToken)
 	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	if resp.StatusCode >= 300 {
 		t.Fatalf("%s %s: %s", method, path, resp.Status)
@@ -111,9 +98,7 @@ func (s *vaultServer) call(t *testing.T, method, path string, in, out any) {
 	if out == nil {
 		return
 	}
-	if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(resp.Body).Decode(out))
 }
 
 func (s *vaultServer) put(t *testing.T, secret string) {
@@ -215,9 +200,7 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 	q := h.begin()
 	q.tree(t, filepath.Join(r.dir, "data/audit"))
 	log, err := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = q.read("the daemon's log", bytes.NewReader(log))
 	for _, value := range []string{"first", "second", "token"} {
 		if found := q.of(value); len(found) > 0 {
@@ -263,8 +246,6 @@ func idOf(key string) string {
 func (r *rig) reload() {
 	r.t.Helper()
 	before := strings.Count(r.logged(), "policy loaded")
-	if err := r.daemon.Signal(syscall.SIGHUP); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.daemon.Signal(syscall.SIGHUP))
 	r.await("the reload", func() bool { return strings.Count(r.logged(), "policy loaded") > before })
 }

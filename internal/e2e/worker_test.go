@@ -20,6 +20,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/supervise"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -66,14 +67,10 @@ func fetch(c *http.Client) error {
 // is for it to reach. What it cannot do is tried in internal/jail.
 func TestGatewayProcess(t *testing.T) {
 	r, client := newProxyRig(t)
-	if err := fetch(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fetch(client))
 	proc := fmt.Sprintf("/proc/%d/", r.gatewayPID())
 	raw, err := os.ReadFile(proc + "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string]string{}
 	for l := range strings.Lines(string(raw)) {
 		k, v, _ := strings.Cut(l, ":")
@@ -118,9 +115,7 @@ func TestGatewayProcess(t *testing.T) {
 	}
 	// Its descriptors: sockets, pipes, and of files the log alone, to be written.
 	fds, err := os.ReadDir(proc + "fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	logs := 0
 	for _, fd := range fds {
 		to, err := os.Readlink(proc + "fd/" + fd.Name())
@@ -147,9 +142,7 @@ func TestGatewayProcess(t *testing.T) {
 func scrape(t *testing.T) string {
 	t.Helper()
 	resp, err := http.Get("http://127.0.0.1:9464/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
 	return string(body)
@@ -175,13 +168,9 @@ func speaks(f testnet.Frame) bool {
 // that dies at once is waited for longer each time.
 func TestGatewayDies(t *testing.T) {
 	r, client := newProxyRig(t)
-	if err := fetch(client); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fetch(client))
 	arrived, err := r.host.Capture(speaks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var fine atomic.Int64
 	ctx, stop := context.WithCancel(context.Background())
 	var load sync.WaitGroup
@@ -203,9 +192,7 @@ func TestGatewayDies(t *testing.T) {
 	var down []window
 	for i := range deaths {
 		was := r.gatewayPID()
-		if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(was, syscall.SIGKILL))
 		killed := time.Now()
 		var is supervise.Status
 		r.await("the next process", func() bool { is = r.gateway(); return is.PID != 0 && is.PID != was })
@@ -238,9 +225,7 @@ func TestGatewayDies(t *testing.T) {
 
 	ended, started, decisions, next := 0, 0, 0, uint64(1)
 	for e, err := range audit.Read(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if e.Metadata.Sequence != next {
 			t.Fatalf("event %d follows %d", e.Metadata.Sequence, next-1)
 		}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -38,13 +39,9 @@ var errKnown = errors.New("known")
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	a, f, err := ipc.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, err = ipc.Inherited(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
 	return a, b
 }
@@ -116,9 +113,7 @@ func TestCalls(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 5 {
 		path := fmt.Sprintf("%s/%d", dir, i)
-		if err := os.WriteFile(path, []byte(path), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(path), 0o600))
 		group.Go(func() error {
 			f, err := p.CallFile(t.Context(), open, text{path}, &text{})
 			if err != nil {
@@ -224,9 +219,7 @@ func TestUnasked(t *testing.T) {
 	_, ended := serve(t, a, ipc.Options{Methods: methods(nil)})
 	before := descriptors(t)
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer null.Close()
 	for range 50 {
 		if _, _, err := b.WriteMsgUnix(frame(1, 1, byte(echo), 0, 2, 1, "{}"), unix.UnixRights(int(null.Fd())), nil); err != nil {
@@ -246,9 +239,7 @@ func TestUnasked(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return len(all)
 }
 
@@ -378,13 +369,9 @@ func FuzzServe(f *testing.F) {
 
 func BenchmarkCall(b *testing.B) {
 	here, f, err := ipc.Pair()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	there, err := ipc.Inherited(f)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	p, q := ipc.New(here, ipc.Options{}), ipc.New(there, ipc.Options{Methods: methods(nil)})
 	done := make(chan struct{}, 2)
 	go func() { _ = p.Serve(); done <- struct{}{} }()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
 )
 
 // faulty says what it has to say, and then err.
@@ -33,13 +34,9 @@ func TestPieces(t *testing.T) {
 	}{{"an end", io.EOF, nil}, {"a break", broken, io.ErrUnexpectedEOF}} {
 		for _, splice := range []bool{false, true} {
 			here, there, err := ipc.Pair()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			u, err := ipc.Inherited(there)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			go func() {
 				n, err := ipc.WritePieces(here, faulty{bytes.NewReader(said), tt.err})
 				if n != int64(len(said)) || (err == nil) != (tt.want == nil) {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -37,33 +38,19 @@ func newScene(t *testing.T) *scene {
 		t.Skip(errCgo)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "root.pem"), []byte("key"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "root.pem"), []byte("key"), 0o644))
 	// Everybody may, so that it is not the file's mode that stands in the way.
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(d, 0o777))
 	}
 	view, err := OpenView(filepath.Join(t.TempDir(), "view"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := view.Write("/etc/resolv.conf", []byte("nameserver 198.51.100.53\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, view.Write("/etc/resolv.conf", []byte("nameserver 198.51.100.53\n")))
 	docker, err := net.Listen("unix", filepath.Join(dir, "docker.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(docker.Addr().String(), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.Chmod(docker.Addr().String(), 0o777))
 	peer, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go func() {
 		for {
 			c, err := peer.Accept()
@@ -75,9 +62,7 @@ func newScene(t *testing.T) *scene {
 		}
 	}()
 	victim := exec.Command("sleep", "300")
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, victim.Start())
 	t.Cleanup(func() {
 		_ = victim.Process.Kill()
 		_ = victim.Wait()
@@ -123,17 +108,13 @@ func (s *scene) inside(name string) ending { s.t.Helper(); return s.started(name
 func (s *scene) started(name string, spec Spec) ending {
 	s.t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	defer r.Close()
 	spec.Args, spec.Env = []string{"attempt"}, append(s.env, role+"="+name, "SALLYPORT_TEST_CONFINE=1")
 	spec.Stderr, spec.Root, spec.IDs = w, s.view.Dir(), IDs{Nobody, Nobody}
 	p, err := Start(spec)
 	_ = w.Close()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
 	said, _ := io.ReadAll(r)
 	return end(p.Wait(), string(said))
@@ -231,17 +212,13 @@ const fileSize = 1 << 20
 func TestFileSize(t *testing.T) {
 	s := newScene(t)
 	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	p, err := Start(Spec{
 		Args: []string{"attempt"}, Env: append(s.env, role+"=grow", "SALLYPORT_TEST_CONFINE=1"),
 		Files: []*os.File{f}, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
 	if got := end(p.Wait(), ""); got.code == exitDone || got.code == exitBroken {
 		t.Errorf("it ended with %s", got)
@@ -255,9 +232,7 @@ func TestFileSize(t *testing.T) {
 func TestRoom(t *testing.T) {
 	s := newScene(t)
 	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, fileSize); errors.Is(err, unix.EOPNOTSUPP) {
 		if os.Getenv("CI") == "true" {
@@ -265,16 +240,12 @@ func TestRoom(t *testing.T) {
 		}
 		t.Skip("this file system cannot hold room")
 	}
-	if err := f.Truncate(0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Truncate(0))
 	p, err := Start(Spec{
 		Args: []string{"attempt"}, Env: append(s.env, role+"=hold", "SALLYPORT_TEST_CONFINE=1"),
 		Files: []*os.File{f}, Stderr: os.Stderr, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
 	if got := end(p.Wait(), ""); got.code != exitRefused {
 		t.Errorf("it ended with %s", got)
@@ -296,9 +267,7 @@ func TestMemory(t *testing.T) {
 			Args: []string{"attempt"}, Env: append(s.env, role+"=hoard", "SALLYPORT_TEST_CONFINE=1"),
 			Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, Memory: most,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer time.AfterFunc(20*time.Second, p.Kill).Stop()
 		if got := end(p.Wait(), ""); got.code == exitBroken || (got.code == exitDone) != (most > 2*memory) {
 			t.Errorf("with %d bytes it ended with %s", most, got)
@@ -308,9 +277,7 @@ func TestMemory(t *testing.T) {
 		Args: []string{"attempt"}, Env: append(s.env, role+"=stay", "SALLYPORT_TEST_CONFINE=1"),
 		Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, Spare: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() { p.Kill(); _ = p.Wait() }()
 	got := ""
 	for deadline := time.Now().Add(10 * time.Second); got != "1000" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -327,9 +294,7 @@ func TestStatus(t *testing.T) {
 	s := newScene(t)
 	// One that does not close by itself, as the daemon may have been given.
 	stray, err := unix.Open(s.view.Dir(), unix.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(stray)
 	for _, open := range []func() (int, error){ // and some that have no name
 		func() (int, error) { return unix.EpollCreate1(0) },
@@ -337,24 +302,18 @@ func TestStatus(t *testing.T) {
 		func() (int, error) { return unix.InotifyInit1(0) },
 	} {
 		fd, err := open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer unix.Close(fd)
 	}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
 	p, err := Start(Spec{
 		Args: []string{"attempt"}, Env: append(s.env, role+"=stay", "SALLYPORT_TEST_CONFINE=1"),
 		Stderr: w, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody},
 	})
 	_ = w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() { p.Kill(); <-p.Done() }()
 	line := make([]byte, 256)
 	n, _ := r.Read(line)
@@ -362,9 +321,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("it says %q", line[:n])
 	}
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string]string{}
 	for l := range strings.Lines(string(raw)) {
 		k, v, _ := strings.Cut(l, ":")
@@ -392,9 +349,7 @@ func TestStatus(t *testing.T) {
 		}
 	}
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	own := map[string]int{"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1} // the runtime's
 	for _, fd := range fds {
 		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID(), fd.Name()))
@@ -417,12 +372,8 @@ func TestOrphan(t *testing.T) {
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(s.env, role+"=keep", "SALLYPORT_TEST_VIEW="+s.view.Dir())
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	var pid int
 	if _, err := fmt.Fscan(out, &pid); err != nil || pid == 0 {
 		t.Fatal(pid, err)

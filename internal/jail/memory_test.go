@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // A process that takes more memory than it may is ended by the kernel, and nobody else is.
@@ -22,12 +24,8 @@ func TestLimitMemory(t *testing.T) {
 	run := func(take string) error {
 		c := exec.Command("sh", "-c", "read go; exec dd if=/dev/zero of=/dev/null count=1 bs="+take)
 		in, err := c.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, c.Start())
 		if err := LimitMemory(c.Process.Pid, 64<<20); err != nil {
 			_ = c.Process.Kill()
 			t.Fatal(err)
@@ -48,9 +46,7 @@ func TestLimitMemory(t *testing.T) {
 		t.Errorf("one that takes too much ended with %v", err)
 	}
 	parents, _, err := memoryParents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, p := range parents {
 		_ = os.Remove(filepath.Join(p, memoryGroups+strconv.Itoa(os.Getpid())))
 	}

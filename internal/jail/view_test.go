@@ -7,15 +7,15 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 func TestView(t *testing.T) {
 	host := t.TempDir()
 	original := filepath.Join(host, "ca.pem")
 	v, err := OpenView(filepath.Join(t.TempDir(), "view"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shown := func() string {
 		data, err := os.ReadFile(v.at(original))
 		if err != nil {
@@ -25,12 +25,8 @@ func TestView(t *testing.T) {
 	}
 	put := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(original+".new", []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(original+".new", original); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(original+".new", []byte(text), 0o600))
+		must.OK(t, os.Rename(original+".new", original))
 	}
 	public := Copy{Path: original, Keep: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("secret"), nil) }}
 	if err := v.Show(public); err != nil || shown() != "none" {
@@ -53,9 +49,7 @@ func TestView(t *testing.T) {
 	if i, err := os.Stat(v.at(original)); err != nil || i.Mode().Perm() != 0o644 {
 		t.Errorf("the copy has mode %v, %v: its reader has another user", i.Mode(), err)
 	}
-	if err := os.Remove(original); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(original))
 	await("none")
 	put("third")
 	await("third")
@@ -68,18 +62,12 @@ func TestView(t *testing.T) {
 func TestViewEscape(t *testing.T) {
 	dir := t.TempDir()
 	v, err := OpenView(filepath.Join(dir, "a/view"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := v.Write("../../out", []byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, v.Write("../../out", []byte("x")))
 	if _, err := os.Stat(filepath.Join(dir, "a/view/out")); err != nil {
 		t.Error(err)
 	}
-	if err := v.Remove("../../a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, v.Remove("../../a"))
 	if _, err := os.Stat(filepath.Join(dir, "a")); err != nil {
 		t.Error(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	box "sallyport/sandbox"
 	"sallyport/sandbox/datapath"
@@ -142,9 +143,7 @@ func TestLogIsReadFromItsEnd(t *testing.T) {
 	b := newBench(t)
 	e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
 	e.Source, e.Destination = &audit.Endpoint{IP: "10.231.0.10", Port: 40000}, &audit.Endpoint{Port: 443}
-	if err := b.log.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.log.Append(t.Context(), e))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := b.Run(ctx); err != nil || b.next != 0 {
@@ -154,9 +153,7 @@ func TestLogIsReadFromItsEnd(t *testing.T) {
 	if b.next != 2 {
 		t.Errorf("begins at %d", b.next)
 	}
-	if err := b.log.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.log.Append(t.Context(), e))
 	b.began(9 * time.Second)
 	b.look(t.Context())
 	if len(b.told) != 0 || b.next != 3 {
@@ -210,9 +207,7 @@ func TestSwallowedConnection(t *testing.T) {
 	testnet.Privileged(t)
 	config := datapath.Config{Bridge: "sprec0", Subnet: netip.MustParsePrefix("10.231.0.0/16")}
 	d, err := datapath.Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(d.Close(), datapath.Remove(config)); err != nil {
 			t.Error(err)
@@ -222,12 +217,8 @@ func TestSwallowedConnection(t *testing.T) {
 	b := newBench(t)
 	b.o.Flows, b.book = d, newBook(uptime())
 	l, err := datapath.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Steer(l); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, d.Steer(l))
 	g := &forgetfulGateway{log: b.log, of: map[int]bool{443: true}}
 	served := make(chan struct{})
 	go func() { defer close(served); g.serve(l) }()
@@ -268,12 +259,6 @@ type space struct {
 
 func newSpace(t *testing.T, d *datapath.Datapath, config datapath.Config) *space {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	s := &space{t: t}
 	made := make(chan error)
 	go func() {
@@ -282,28 +267,28 @@ func newSpace(t *testing.T, d *datapath.Datapath, config datapath.Config) *space
 		s.ns, err = netns.New()
 		made <- err
 	}()
-	must(<-made)
+	must.OK(t, <-made)
 	t.Cleanup(func() { s.ns.Close() })
 	mac := net.HardwareAddr{2, 0x42, 10, 231, 0, 10}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "sprec-a"
 	bridge, err := netlink.LinkByName(config.Bridge)
-	must(err)
+	must.OK(t, err)
 	attrs.MasterIndex = bridge.Attrs().Index
-	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(s.ns)}))
+	must.OK(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(s.ns)}))
 	port, err := netlink.LinkByName(attrs.Name)
-	must(err)
+	must.OK(t, err)
 	t.Cleanup(func() { netlink.LinkDel(port) })
-	must(netlink.LinkSetUp(port))
+	must.OK(t, netlink.LinkSetUp(port))
 	h, err := netlink.NewHandleAt(s.ns)
-	must(err)
+	must.OK(t, err)
 	defer h.Close()
 	own, err := h.LinkByName("eth0")
-	must(err)
-	must(h.LinkSetUp(own))
-	must(h.AddrAdd(own, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 231, 0, 10), Mask: net.CIDRMask(16, 32)}}))
-	must(h.RouteAdd(&netlink.Route{LinkIndex: own.Attrs().Index, Gw: config.Gateway().AsSlice()}))
-	must(d.Attach(box.Endpoint{
+	must.OK(t, err)
+	must.OK(t, h.LinkSetUp(own))
+	must.OK(t, h.AddrAdd(own, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 231, 0, 10), Mask: net.CIDRMask(16, 32)}}))
+	must.OK(t, h.RouteAdd(&netlink.Route{LinkIndex: own.Attrs().Index, Gw: config.Gateway().AsSlice()}))
+	must.OK(t, d.Attach(box.Endpoint{
 		Sandbox: "demo", ID: "id", Generation: 7, Link: port.Attrs().Index, Address: netip.MustParseAddr("10.231.0.10"), MAC: mac.String(),
 	}))
 	return s
@@ -320,8 +305,6 @@ func (s *space) dial(to string) (c net.Conn) {
 		}
 		made <- err
 	}()
-	if err := <-made; err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, <-made)
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/sarif"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -25,13 +26,9 @@ func TestLog(t *testing.T) {
 		{Message: "of no file"},
 	}
 	text, err := json.Marshal(sarif.New(findings, "v1", dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var log map[string]any
-	if err := json.Unmarshal(text, &log); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &log))
 	exactly(t, "sarifLog", log, "version", "$schema", "runs")
 	if log["version"] != "2.1.0" {
 		t.Errorf("version: got %v", log["version"])
@@ -100,9 +97,7 @@ func TestLog(t *testing.T) {
 // nothing was looked at.
 func TestNothing(t *testing.T) {
 	text, err := json.Marshal(sarif.New(nil, "", "/"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !regexp.MustCompile(`"results":\[\]`).Match(text) {
 		t.Errorf("got %s", text)
 	}

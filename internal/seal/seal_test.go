@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 func dirs(t *testing.T) (keyFile, dataDir string) {
@@ -22,9 +23,7 @@ func dirs(t *testing.T) (keyFile, dataDir string) {
 func open(t *testing.T, keyFile, dataDir string) *seal.Key {
 	t.Helper()
 	key, err := seal.Open(keyFile, dataDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return key
 }
 
@@ -32,9 +31,7 @@ func TestRoundTripAcrossStarts(t *testing.T) {
 	keyFile, dataDir := dirs(t)
 	plain := []byte("correct horse battery staple")
 	sealed, err := open(t, keyFile, dataDir).Seal(plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if bytes.Contains(sealed, plain[:7]) {
 		t.Error("the sealed form holds the plain text")
 	}
@@ -56,9 +53,7 @@ func TestRoundTripAcrossStarts(t *testing.T) {
 func TestDamageIsNoticed(t *testing.T) {
 	key := open(t, first(dirs(t)), t.TempDir())
 	sealed, err := key.Seal([]byte("correct horse battery staple"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range sealed {
 		bad := bytes.Clone(sealed)
 		bad[i] ^= 1
@@ -80,20 +75,14 @@ func TestRefusals(t *testing.T) {
 		keyFile, dataDir := dirs(t)
 		open(t, keyFile, dataDir)
 		text, err := os.ReadFile(keyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return text
 	}
 	write := func(t *testing.T, path string, data []byte, perm os.FileMode) {
 		t.Helper()
 		os.Remove(path)
-		if err := os.WriteFile(path, data, perm); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(path, perm); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, data, perm))
+		must.OK(t, os.Chmod(path, perm))
 	}
 	tests := []struct {
 		name string
@@ -149,12 +138,8 @@ func TestRefusals(t *testing.T) {
 func TestKeyInsideData(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
-	if err := os.Mkdir(data, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(data, filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(data, 0o700))
+	must.OK(t, os.Symlink(data, filepath.Join(dir, "link")))
 	t.Chdir(dir)
 	for name, tt := range map[string]struct {
 		keyFile, dataDir string
@@ -188,14 +173,10 @@ func TestDataDirHoldsNoKey(t *testing.T) {
 	keyFile, dataDir := dirs(t)
 	open(t, keyFile, dataDir)
 	secret, err := os.ReadFile(keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	lines := strings.Fields(string(secret))
 	id, err := os.ReadFile(filepath.Join(dataDir, "key.id"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if bytes.Contains(id, []byte(lines[len(lines)-1])) || bytes.Contains(id, []byte("age1")) {
 		t.Errorf("key.id = %q", id)
 	}
@@ -218,9 +199,7 @@ func TestStartsAtOnceAgree(t *testing.T) {
 		return
 	}
 	sealed, err := keys[0].Seal([]byte("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, k := range keys {
 		if _, err := k.Open(sealed); err != nil {
 			t.Errorf("key %d: %v", i, err)

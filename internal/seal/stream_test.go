@@ -13,6 +13,7 @@ import (
 	"testing/iotest"
 
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 // Sizes of a sealed stream's parts, as stream.go describes them.
@@ -25,20 +26,14 @@ func sealStream(t testing.TB, key *seal.Key, plain []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w, err := key.NewWriter(&out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// In pieces of many sizes.
 	for rest, n := plain, 1; len(rest) > 0; n = n*3 + 1 {
 		m, err := w.Write(rest[:min(n, len(rest))])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		rest = rest[m:]
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	return out.Bytes()
 }
 
@@ -100,7 +95,7 @@ func TestStreamDamage(t *testing.T) {
 		"another stream behind it":          append(bytes.Clone(sealed), other...),
 		"only a head":                       head,
 		"nothing":                           nil,
-		"what Seal returned, not NewWriter": must(key.Seal(plain)),
+		"what Seal returned, not NewWriter": sure(key.Seal(plain)),
 	}
 	for name, damaged := range bad {
 		if _, err := openStream(key, bytes.NewReader(damaged)); !errors.Is(err, seal.ErrDamaged) {
@@ -135,7 +130,7 @@ func TestStreamDamage(t *testing.T) {
 	}
 }
 
-func must(b []byte, err error) []byte {
+func sure(b []byte, err error) []byte {
 	if err != nil {
 		panic(err)
 	}
@@ -154,9 +149,7 @@ func TestStreamFailures(t *testing.T) {
 		}
 	}
 	w, err := key.NewWriter(&failing{after: 1, err: broken})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := w.Write(noise(3 * chunkSize)); !errors.Is(err, broken) {
 		t.Errorf("Write: %v", err)
 	}
@@ -200,9 +193,7 @@ func TestStreamMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	r, err := key.NewReader(pr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n, err := io.Copy(io.Discard, r)
 	if err != nil || n != size {
 		t.Fatalf("%d bytes, %v", n, err)
@@ -220,9 +211,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 func BenchmarkStream(b *testing.B) {
 	dir := b.TempDir()
 	key, err := seal.Open(dir+"/key/key", dir+"/data")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	const size = 64 << 20
 	plain := noise(size)
 	sealed := sealStream(b, key, plain)
@@ -231,13 +220,9 @@ func BenchmarkStream(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			w, err := key.NewWriter(io.Discard)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			_, _ = w.Write(plain)
-			if err := w.Close(); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, w.Close())
 		}
 	})
 	b.Run("open", func(b *testing.B) {
@@ -248,9 +233,7 @@ func BenchmarkStream(b *testing.B) {
 			if err == nil {
 				_, err = io.Copy(io.Discard, r)
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 		}
 	})
 }

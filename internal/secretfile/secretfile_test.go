@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sallyport/internal/secretfile"
+	"sallyport/internal/test/must"
 )
 
 func TestRead(t *testing.T) {
@@ -35,12 +36,8 @@ func TestRead(t *testing.T) {
 				t.Skip("needs root to give a file away")
 			}
 			path := filepath.Join(t.TempDir(), "secret")
-			if err := os.WriteFile(path, []byte("s3cret\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.change(path); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path, []byte("s3cret\n"), 0o600))
+			must.OK(t, tt.change(path))
 			text, err := secretfile.Read(path, 100)
 			switch {
 			case tt.want == "" && (err != nil || string(text) != "s3cret\n"):

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // small has the process keep so many bytes of all, and half of it of one key.
@@ -32,20 +33,14 @@ func TestFlood(t *testing.T) {
 	bob := newSigner(t)
 	p.server.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
 	other, err := p.dial("demo", bob)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer other.Close()
 
 	c := p.in()
 	s := p.session(c)
 	to, err := s.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start("wait"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, s.Start("wait"))
 	sent := make(chan int, 1)
 	go func() {
 		n := 0
@@ -94,21 +89,15 @@ func (d deaf) Read(p []byte) (int, error) {
 func TestFloodOfRequests(t *testing.T) {
 	p, kept := small(t, 4<<20)
 	n, err := net.Dial("tcp", p.at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, n.(*net.TCPConn).SetReadBuffer(64<<10))
 	d := deaf{n, make(chan struct{}), make(chan struct{})}
 	defer n.Close()
 	defer close(d.end)
 	conn, channels, requests, err := ssh.NewClientConn(d, p.at, &ssh.ClientConfig{
 		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.server.o.HostKey.public),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := ssh.NewClient(conn, channels, requests)
 	begin := func(command string) *ssh.Session {
 		s := p.session(c)
@@ -116,9 +105,7 @@ func TestFloodOfRequests(t *testing.T) {
 		if err == nil {
 			err = s.Start(command)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		go func() { _, _ = io.Copy(io.Discard, out) }()
 		return s
 	}
@@ -153,12 +140,8 @@ func TestTaken(t *testing.T) {
 	c := p.in()
 	stalled := p.session(c)
 	to, err := stalled.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stalled.Start("wait"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, stalled.Start("wait"))
 	if _, err := to.Write(make([]byte, 1<<20)); err != nil {
 		t.Fatal(err)
 	}
@@ -179,16 +162,10 @@ func TestTakenByByte(t *testing.T) {
 	p, _ := small(t, 1<<20)
 	s := p.session(p.in())
 	to, err := s.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	from, err := s.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start("cat"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, s.Start("cat"))
 	some := make([]byte, 1000)
 	for range 30 {
 		for range some {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/test/must"
 )
 
 // channels opens as many as there is room for, by connections of a key, and returns
@@ -14,18 +16,14 @@ func (p *sshTest) channels(by ssh.Signer, most int) (list []ssh.Channel, full *s
 	p.t.Helper()
 	for len(list) < most {
 		c, err := p.dial("demo", by)
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		must.OK(p.t, err)
 		p.t.Cleanup(func() { _ = c.Close() })
 		for range min(maxUses, most-len(list)) {
 			ch, requests, err := c.OpenChannel("session", nil)
 			if errors.As(err, &full) {
 				return list, full
 			}
-			if err != nil {
-				p.t.Fatal(err)
-			}
+			must.OK(p.t, err)
 			go ssh.DiscardRequests(requests)
 			list = append(list, ch)
 		}

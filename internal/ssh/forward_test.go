@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -31,9 +32,7 @@ func (p *sshTest) address(a string) {
 func (p *sshTest) listen(at string, serve func(*net.TCPConn)) int {
 	p.t.Helper()
 	l, err := net.Listen("tcp", at)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	var served sync.WaitGroup
 	p.t.Cleanup(func() { _ = l.Close(); served.Wait() })
 	served.Go(func() {
@@ -57,9 +56,7 @@ func TestForward(t *testing.T) {
 	// What listens for the sandbox alone is reached, from within.
 	for _, host := range []string{"localhost", "127.0.0.1", "127.0.0.3"} {
 		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 		go func() { _, _ = to.Write(big); _ = to.(interface{ CloseWrite() error }).CloseWrite() }()
 		if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, big) {
@@ -81,9 +78,7 @@ func TestForward(t *testing.T) {
 		}
 	}
 	stays, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.rules.allow(policy.ProtocolShell)
 	p.server.check()
 	if _, err := io.ReadAll(stays); err != nil {
@@ -105,9 +100,7 @@ func TestForwardEarlier(t *testing.T) {
 	open, local := p.listen("127.0.0.3:0", say), p.listen("127.0.0.1:0", say)
 	c := p.in()
 	to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(open)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, err := io.ReadAll(to); string(got) != "hello" || err != nil {
 		t.Errorf("on its address: %q, %v", got, err)
 	}
@@ -140,9 +133,7 @@ func TestForwardBreaksOff(t *testing.T) {
 			Origin     string
 			OriginPort uint32
 		}{"localhost", uint32(port), "127.0.0.1", 1}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		closed := make(chan struct{})
 		go func() { ssh.DiscardRequests(requests); close(closed) }()
 		if _, err := io.ReadFull(to, make([]byte, 4)); err != nil {
@@ -208,9 +199,7 @@ func TestForwardLeft(t *testing.T) {
 	})
 	c := p.in()
 	to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(slow)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := to.Write(big); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -62,9 +63,7 @@ func TestLeftWriting(t *testing.T) {
 			for range 20 {
 				c := p.in()
 				s, requests, err := c.OpenChannel("session", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				go ssh.DiscardRequests(requests)
 				if ok, err := s.SendRequest("exec", true, ssh.Marshal(struct{ Command string }{"cat"})); err != nil || !ok {
 					t.Fatal(ok, err)
@@ -118,13 +117,9 @@ func TestLeftInEitherOrder(t *testing.T) {
 				return id != 0
 			})
 			o, streams, err := p.server.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			u := p.server.used(p.process, id, o.Use)
-			if err := wire.NewWriter(streams).Write(wire.Stdin, []byte("half")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, wire.NewWriter(streams).Write(wire.Stdin, []byte("half")))
 			leave(id, streams)
 			<-u.done
 			p.left()
@@ -140,9 +135,7 @@ func TestLeftAsking(t *testing.T) {
 	p := newSSHTest(t)
 	c := p.in()
 	ch, requests, err := c.OpenChannel("session", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go ssh.DiscardRequests(requests)
 	for range 2 * maxRequests {
 		if _, err := ch.SendRequest("x", false, nil); err != nil {
@@ -191,9 +184,7 @@ func TestCallsOfKeys(t *testing.T) {
 		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name}
 		p.block.mu.Unlock()
 		c, err := p.dial(name, mallory)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		for range maxUses {
 			asked.Go(func() {

@@ -20,6 +20,7 @@ import (
 	"sallyport/audit"
 	"sallyport/internal/jail"
 	"sallyport/internal/supervise"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -60,13 +61,9 @@ func (noSeal) Open(p []byte) ([]byte, error) { return bytes.Clone(p), nil }
 func newSigner(t *testing.T) ssh.Signer {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s, err := ssh.NewSignerFromKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -82,9 +79,7 @@ func newSSHTest(t *testing.T, change ...func(*worker, *Options)) *sshTest {
 	}
 	p.rules.allow(policy.ProtocolShell, policy.ProtocolSFTP, policy.ProtocolForward)
 	host, err := OpenHostKey(t.TempDir()+"/key", noSeal{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	inside := func(s jail.Spec) (supervise.Child, error) {
 		conn, err := net.FileConn(s.Files[0])
 		if err != nil {
@@ -106,13 +101,9 @@ func newSSHTest(t *testing.T, change ...func(*worker, *Options)) *sshTest {
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
 		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &jail.View{}, launch: inside,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.at = p.server.listener.Addr().String()
-	if err := p.server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.server.Start(t.Context()))
 	p.process = p.server.supervisor.Process()
 	t.Cleanup(func() {
 		if err := p.server.Stop(0); err != nil {
@@ -147,9 +138,7 @@ func (p *sshTest) dial(name string, keys ...ssh.Signer) (*ssh.Client, error) {
 func (p *sshTest) in() *ssh.Client {
 	p.t.Helper()
 	c, err := p.dial("demo", p.alice)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -157,9 +146,7 @@ func (p *sshTest) in() *ssh.Client {
 func (p *sshTest) session(c *ssh.Client) *ssh.Session {
 	p.t.Helper()
 	s, err := c.NewSession()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	return s
 }
 
@@ -260,9 +247,7 @@ func TestStrangers(t *testing.T) {
 	}()
 	for range maxOfSource {
 		c, err := net.Dial("tcp", p.at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, c)
 		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 		if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
@@ -313,9 +298,7 @@ func TestCommands(t *testing.T) {
 	if err := s.RequestPty("xterm", 25, 80, nil); err != nil {
 		t.Error(err)
 	}
-	if err := s.Start("size"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Start("size"))
 	if err := s.WindowChange(40, 132); err != nil {
 		t.Error(err)
 	}
@@ -333,12 +316,8 @@ func TestCommands(t *testing.T) {
 		t.Errorf("what cannot be run: %q, %v", errs.String(), err)
 	}
 	s = p.session(c)
-	if err := s.Start("wait"); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Signal(ssh.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Start("wait"))
+	must.OK(t, s.Signal(ssh.SIGTERM))
 	if err := s.Wait(); !errors.As(err, &exit) || exit.Signal() != "TERM" {
 		t.Errorf("a signal: %v", err)
 	}
@@ -349,15 +328,11 @@ func TestCommands(t *testing.T) {
 		c := p.in()
 		s := p.session(c)
 		r, err := s.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p.block.mu.Lock()
 		delete(p.block.ended, "wait")
 		p.block.mu.Unlock()
-		if err := s.Start("wait"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Start("wait"))
 		if _, err := io.ReadFull(r, make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
@@ -375,9 +350,7 @@ func TestUses(t *testing.T) {
 	p := newSSHTest(t)
 	c := p.in()
 	for range maxUses {
-		if err := p.session(c).Start("wait"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.session(c).Start("wait"))
 	}
 	_, err := c.NewSession()
 	full := new(ssh.OpenChannelError)
@@ -387,9 +360,7 @@ func TestUses(t *testing.T) {
 	for range maxOfSandbox/maxUses - 1 {
 		c := p.in()
 		for range maxUses {
-			if err := p.session(c).Start("wait"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.session(c).Start("wait"))
 		}
 	}
 	p.await("all of them", func() bool {
@@ -431,12 +402,8 @@ func TestLapse(t *testing.T) {
 			c := p.in()
 			s := p.session(c)
 			r, err := s.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Start("wait"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
+			must.OK(t, s.Start("wait"))
 			if _, err := io.ReadFull(r, make([]byte, 8)); err != nil {
 				t.Fatal(err)
 			}
@@ -460,9 +427,7 @@ func TestLapse(t *testing.T) {
 func TestTakenOver(t *testing.T) {
 	p := newSSHTest(t)
 	c := p.in()
-	if err := p.session(c).Start("wait"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.session(c).Start("wait"))
 	p.await("the use", func() bool { return p.book.has(audit.KindDecision, "shell", "allowed") })
 	other := &process{}
 	for id := range uint64(10) {
@@ -499,9 +464,7 @@ func TestTakenOver(t *testing.T) {
 func TestHostKey(t *testing.T) {
 	at := t.TempDir() + "/ssh.key"
 	first, err := OpenHostKey(at, noSeal{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	again, err := OpenHostKey(at, noSeal{})
 	if err != nil || again.Fingerprint() != first.Fingerprint() || again.Known() != first.Known() {
 		t.Errorf("the second time: %v", err)

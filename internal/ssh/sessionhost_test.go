@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/test/must"
 )
 
 // Clients that carry nothing, or are gone without a word, do not stay.
@@ -22,16 +24,12 @@ func TestIdle(t *testing.T) {
 	p = newSSHTest(t, func(s *worker, _ *Options) { s.alive = 50 * time.Millisecond })
 	stays := p.in()
 	raw, err := net.Dial("tcp", p.at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	mute := &muted{Conn: raw}
 	conn, channels, requests, err := ssh.NewClientConn(mute, p.at, &ssh.ClientConfig{
 		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go ssh.DiscardRequests(requests)
 	go func() {
 		for c := range channels {
@@ -74,9 +72,7 @@ func TestStrangersOfFourSources(t *testing.T) {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(10+i))}}
 		for range maxOfSource {
 			c, err := d.Dial("tcp", p.at)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			held = append(held, c)
 			if _, err := io.ReadFull(c, make([]byte, len("SSH-2.0"))); err != nil { // it has its place
 				t.Fatal(err)
@@ -85,9 +81,7 @@ func TestStrangersOfFourSources(t *testing.T) {
 	}
 	for range 5 { // each of which makes one of them go
 		c, err := net.Dial("tcp", p.at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		held = append(held, c)
 		if _, err := io.ReadFull(c, make([]byte, len("SSH-2.0"))); err != nil {
 			t.Fatalf("a newcomer has to go: %v", err)

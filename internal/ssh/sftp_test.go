@@ -15,15 +15,14 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
 func (p *sshTest) sftp(c *ssh.Client) *sftp.Client {
 	p.t.Helper()
 	s, err := sftp.NewClient(c, sftp.UseConcurrentWrites(true), sftp.UseConcurrentReads(true))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -40,15 +39,11 @@ func TestSFTP(t *testing.T) {
 		big[i] = byte(rand.Uint32())
 	}
 	f, err := s.Create("big")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.ReadFrom(bytes.NewReader(big)); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Close())
 	if got, err := os.ReadFile(filepath.Join(p.block.dir, "big")); err != nil || !bytes.Equal(got, big) {
 		t.Fatalf("what was written is not there: %v", err)
 	}
@@ -81,12 +76,8 @@ func TestSFTPEarlier(t *testing.T) {
 	p.block.earlier = true
 	s := p.session(p.in())
 	said, err := s.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.RequestSubsystem("sftp"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, s.RequestSubsystem("sftp"))
 	if text, err := io.ReadAll(said); err != nil || !strings.Contains(string(text), sandbox.ErrEarlier.Error()) {
 		t.Errorf("it says %q, %v", text, err)
 	}
@@ -101,9 +92,7 @@ func TestOff(t *testing.T) {
 	p.server.Use(k)
 	c := p.in()
 	ch, requests, err := c.OpenChannel("session", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if ok, err := ch.SendRequest("subsystem", true, ssh.Marshal(struct{ Name string }{"netconf"})); ok || err != nil {
 		t.Errorf("another subsystem: %v, %v", ok, err)
 	}
@@ -217,8 +206,6 @@ func TestSFTPNames(t *testing.T) {
 func TestSFTPCutOff(t *testing.T) {
 	p := newSSHTest(t)
 	p.sftp(p.in())
-	if err := p.server.ended(p.process, false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.server.ended(p.process, false))
 	p.await("a record", func() bool { return p.book.has(audit.KindCompletion, "sftp", "the process that speaks SSH has ended") })
 }

@@ -18,6 +18,7 @@ import (
 
 	"sallyport/internal/ipc"
 	"sallyport/internal/jail"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -141,9 +142,7 @@ func (w *ward) launch(s jail.Spec) (Child, error) {
 // watch starts the first process and looks after it until the test ends.
 func (w *ward) watch() {
 	w.t.Helper()
-	if err := w.Start(w.t.Context()); err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, w.Start(w.t.Context()))
 	watched := make(chan error, 1)
 	go func() { watched <- w.Watch(w.t.Context()) }()
 	w.t.Cleanup(func() {
@@ -290,9 +289,7 @@ func TestStop(t *testing.T) {
 		w.await("ready", 1)
 		go func() { stopped <- w.Stop(func(*Process) error { w.note("told to stop"); return nil }) }()
 		close(w.serve)
-		if err := errors.Join(<-began, <-stopped, w.Watch(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(<-began, <-stopped, w.Watch(t.Context())))
 		if diff := cmp.Diff(w.events, []string{"ready", "told to stop", "the last has ended"}); diff != "" {
 			t.Errorf("it happened otherwise (-got +want):\n%s", diff)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/internal/terminal"
+	"sallyport/internal/test/must"
 )
 
 func TestJSON(t *testing.T) {
@@ -16,9 +17,7 @@ func TestJSON(t *testing.T) {
 		var out bytes.Buffer
 		e := terminal.JSON(&out)
 		e.SetIndent("", "  ")
-		if err := e.Encode(map[string]string{"path " + text: text}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, e.Encode(map[string]string{"path " + text: text}))
 		for _, r := range out.String() {
 			if r != '\n' && !strconv.IsPrint(r) {
 				t.Errorf("%q: %U is in %q", text, r, out.String())

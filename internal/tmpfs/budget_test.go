@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/internal/tmpfs"
 )
@@ -81,19 +82,13 @@ func (q *queue) came(want ...string) {
 func (q *queue) fill(name string, n int64) {
 	q.t.Helper()
 	dir := filepath.Join(q.dir, name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		q.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "image"), make([]byte, n*mib), 0o600); err != nil {
-		q.t.Fatal(err)
-	}
+	must.OK(q.t, os.MkdirAll(dir, 0o700))
+	must.OK(q.t, os.WriteFile(filepath.Join(dir, "image"), make([]byte, n*mib), 0o600))
 }
 
 func (q *queue) empty(name string) {
 	q.t.Helper()
-	if err := os.RemoveAll(filepath.Join(q.dir, name)); err != nil {
-		q.t.Fatal(err)
-	}
+	must.OK(q.t, os.RemoveAll(filepath.Join(q.dir, name)))
 }
 
 func TestRoom(t *testing.T) {
@@ -306,21 +301,15 @@ func TestRoom(t *testing.T) {
 func TestRoomOfFileSystem(t *testing.T) {
 	testnet.Privileged(t)
 	dir := t.TempDir()
-	if err := unix.Mount("test", dir, "tmpfs", 0, "size=16m"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mount("test", dir, "tmpfs", 0, "size=16m"))
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	if err := os.WriteFile(filepath.Join(dir, "before"), make([]byte, 4*mib), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "before"), make([]byte, 4*mib), 0o600))
 	r := tmpfs.NewBudget(dir, 0)
 	if got := r.Share(); got != 6*mib {
 		t.Errorf("a share is %d bytes", got)
 	}
 	a, err := r.Reserve(t.Context(), "a", 12*mib, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := r.Reserve(t.Context(), "b", mib, 0); !errors.Is(err, tmpfs.ErrBusy) {
 		t.Errorf("one beyond what is free: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/internal/tmpfs"
 )
@@ -16,9 +17,7 @@ func TestMount(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a folder")
 	t.Cleanup(func() { _ = tmpfs.Unmount(dir) })
 	for range 2 { // the second finds what is there
-		if err := tmpfs.Mount(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, tmpfs.Mount(dir))
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
@@ -28,19 +27,13 @@ func TestMount(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	file := filepath.Join(dir, "kept")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := tmpfs.Mount(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
+	must.OK(t, tmpfs.Mount(dir))
 	if _, err := os.Stat(file); err != nil {
 		t.Errorf("mounting again hides what was there: %v", err)
 	}
 	for range 2 {
-		if err := tmpfs.Unmount(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, tmpfs.Unmount(dir))
 	}
 	if _, err := os.Stat(file); err == nil {
 		t.Error("what was in memory is there after Unmount")

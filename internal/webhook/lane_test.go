@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/webhook"
 )
 
@@ -20,9 +21,7 @@ func (l *trail) owned(owner, name string) {
 	e := audit.Change("sandbox/"+name, "started")
 	x := &e.Unmapped.Sallyport
 	x.Owner, x.Sandbox, x.SandboxID = owner, name, "id-"+name
-	if err := l.log.Append(l.t.Context(), e); err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, l.log.Append(l.t.Context(), e))
 }
 
 // A backlog of one tenant's events, and an event of its that the server never takes,
@@ -68,19 +67,19 @@ func TestLanesAreShared(t *testing.T) {
 	stop := run(t, l, dir, h, time.Hour)
 	late := func(name string, most int) {
 		t.Helper()
-		wait(t, name, func() bool { return slices.Contains(seen(), name) })
+		must.Soon(t, name, func() bool { return slices.Contains(seen(), name) })
 		if at := slices.Index(seen(), name); at > most {
 			t.Errorf("%s comes after %d others, want at most %d", name, at, most)
 		}
 	}
 	late("beta/box", 4)
 	late("/hosts", 4)
-	wait(t, "what is refused", func() bool { mu.Lock(); defer mu.Unlock(); return refused })
-	wait(t, "half", func() bool { return len(seen()) > many/2 })
+	must.Soon(t, "what is refused", func() bool { mu.Lock(); defer mu.Unlock(); return refused })
+	must.Soon(t, "half", func() bool { return len(seen()) > many/2 })
 	stop()
 	l.owned("beta", "more")
 	stop = run(t, l, dir, h, time.Hour)
-	wait(t, "all", func() bool {
+	must.Soon(t, "all", func() bool {
 		return slices.Contains(seen(), "acme/"+want[many-1][5:]) && slices.Contains(seen(), "beta/more")
 	})
 	time.Sleep(100 * time.Millisecond)

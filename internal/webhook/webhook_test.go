@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 	"sallyport/internal/webhook"
 	"sallyport/internal/webhook/signature"
 )
@@ -97,9 +98,7 @@ type trail struct {
 func newTrail(t *testing.T) *trail {
 	dir := t.TempDir()
 	log, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { log.Close() })
 	return &trail{t, dir, log}
 }
@@ -107,9 +106,7 @@ func newTrail(t *testing.T) *trail {
 func (l *trail) append(app, state string) {
 	l.t.Helper()
 	e := audit.Change(app, state)
-	if err := l.log.Append(l.t.Context(), e); err != nil {
-		l.t.Fatal(err)
-	}
+	must.OK(l.t, l.log.Append(l.t.Context(), e))
 }
 
 func (l *trail) events(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
@@ -120,9 +117,7 @@ func (l *trail) events(ctx context.Context, from uint64, follow bool) iter.Seq2[
 func run(t *testing.T, l *trail, dir string, h webhook.Hook, giveUp time.Duration) (stop func()) {
 	t.Helper()
 	s, err := webhook.New(h, webhook.Options{Dir: dir, Events: l.events, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s.Hurry(20*time.Millisecond, giveUp)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -137,15 +132,6 @@ func run(t *testing.T, l *trail, dir string, h webhook.Hook, giveUp time.Duratio
 	return stop
 }
 
-func wait(t *testing.T, what string, until func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
-}
-
 // Events that are wanted arrive signed and in order; what a server does not take
 // is sent again with the same ID, also after a restart, and nothing is lost or
 // sent again after it was taken.
@@ -157,11 +143,11 @@ func TestDelivery(t *testing.T) {
 	l.append("secret/b", "set")
 	l.append("key/c", "created")
 	l.append("key/c", "removed")
-	wait(t, "two events", func() bool { return len(srv.seen()) == 2 })
+	must.Soon(t, "two events", func() bool { return len(srv.seen()) == 2 })
 	srv.answers(500)
 	l.append("sandbox/a", "started")
 	l.append("sandbox/a", "stopped")
-	wait(t, "attempts", func() bool { return len(srv.seen()) >= 5 })
+	must.Soon(t, "attempts", func() bool { return len(srv.seen()) >= 5 })
 	stop()
 	failed := srv.seen()[2:]
 	if slices.ContainsFunc(failed, func(id string) bool { return id != failed[0] }) {
@@ -171,7 +157,7 @@ func TestDelivery(t *testing.T) {
 	srv.answers(200)
 	before := len(srv.seen())
 	run(t, l, dir, h, time.Hour)
-	wait(t, "what waited", func() bool { return len(srv.seen()) == before+3 })
+	must.Soon(t, "what waited", func() bool { return len(srv.seen()) == before+3 })
 	time.Sleep(100 * time.Millisecond)
 	got := append(srv.seen()[:2], srv.seen()[before:]...)
 	if want := "sandbox.created key.created sandbox.started sandbox.stopped sandbox.removed"; strings.Join(got, " ") != want {
@@ -189,18 +175,18 @@ func TestGivesUp(t *testing.T) {
 	srv.answers(302)
 	run(t, l, t.TempDir(), webhook.Hook{URL: srv.URL, Secret: secret, Addresses: loopback}, 200*time.Millisecond)
 	l.append("sandbox/a", "created")
-	wait(t, "attempts", func() bool { return len(srv.seen()) >= 3 })
+	must.Soon(t, "attempts", func() bool { return len(srv.seen()) >= 3 })
 	time.Sleep(500 * time.Millisecond)
 	srv.answers(200)
 	l.append("sandbox/a", "started")
-	wait(t, "the next", func() bool { return slices.Contains(srv.seen(), "sandbox.started") })
+	must.Soon(t, "the next", func() bool { return slices.Contains(srv.seen(), "sandbox.started") })
 	if slices.Contains(srv.seen(), "sandbox.created") {
 		t.Errorf("%q", srv.seen())
 	}
 	srv.answers(410)
 	l.append("sandbox/a", "stopped")
 	calls := len(srv.seen())
-	wait(t, "the last call", func() bool { return len(srv.seen()) == calls+1 })
+	must.Soon(t, "the last call", func() bool { return len(srv.seen()) == calls+1 })
 	l.append("sandbox/a", "removed")
 	time.Sleep(300 * time.Millisecond)
 	if n := len(srv.seen()); n != calls+1 {

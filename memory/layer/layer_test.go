@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 	"sallyport/memory/layer"
 	"sallyport/memory/search"
@@ -20,23 +21,17 @@ var day = time.Date(2026, 11, 26, 18, 28, 5, 0, time.UTC)
 func remember(t *testing.T) (*layer.Layers, string) {
 	t.Helper()
 	dir, err := memory.Ensure(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return open(t, dir), dir
 }
 
 func open(t *testing.T, dir string) *layer.Layers {
 	t.Helper()
 	f, err := memory.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	x, err := search.Open(t.Context(), filepath.Join(t.TempDir(), "index"), search.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { x.Close() })
 	return &layer.Layers{Folder: f, Search: x, Session: "s1", Now: func() time.Time { return day }}
 }
@@ -44,29 +39,21 @@ func open(t *testing.T, dir string) *layer.Layers {
 func write(t *testing.T, dir, name, text string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(path), 0o777))
+	must.OK(t, os.WriteFile(path, []byte(text), 0o666))
 }
 
 func read(t *testing.T, dir, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(data)
 }
 
 func store(t *testing.T, l *layer.Layers, kind, text string) layer.Entry {
 	t.Helper()
 	e, err := l.Store(t.Context(), text, kind, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return e
 }
 

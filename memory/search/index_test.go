@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 	"sallyport/memory/search"
 )
@@ -34,9 +35,7 @@ func newBox(t testing.TB, o search.Options) *box {
 
 func (b *box) open(o search.Options) {
 	x, err := search.Open(b.t.Context(), b.path, o)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.t.Cleanup(func() { x.Close() })
 	b.index = x
 }
@@ -47,16 +46,12 @@ func (b *box) write(name, text string) {
 	if data, err := b.f.Read(name); err == nil {
 		old = memory.DigestOf(data)
 	}
-	if err := b.f.Write(name, []byte(text), old); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, b.f.Write(name, []byte(text), old))
 }
 
 func (b *box) update() {
 	b.t.Helper()
-	if err := b.index.Update(b.t.Context(), b.f, nil); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, b.index.Update(b.t.Context(), b.f, nil))
 }
 
 func (b *box) search(q search.Query) []search.Hit {

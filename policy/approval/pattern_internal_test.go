@@ -3,6 +3,8 @@ package approval
 import (
 	"math/rand/v2"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // match is a plain reading of a glob.
@@ -78,9 +80,7 @@ func TestEncodedSlashes(t *testing.T) {
 		{"/**", "/a%2Fb/a%2Fb/a%2Fb/a%2Fb", false},
 	} {
 		g := &Grant{Pattern: Pattern{Method: "*", Path: tt.glob}}
-		if err := g.compile(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, g.compile())
 		if got := g.matches(Subject{Path: tt.path}); got != tt.want {
 			t.Errorf("%s covers %s: %v, want %v", tt.glob, tt.path, got, tt.want)
 		}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy/approval"
 )
 
@@ -51,9 +52,7 @@ func (d *desk) open() {
 			d.woken = append(d.woken, id)
 		},
 	})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, err)
 	d.Store = s
 }
 
@@ -63,9 +62,7 @@ func (d *desk) ask(q approval.Question) approval.Verdict {
 		q.Timeout = 5 * time.Minute
 	}
 	v, err := d.Ask(q)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.OK(d.t, err)
 	return v
 }
 

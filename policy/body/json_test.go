@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/open-policy-agent/opa/v1/ast"
+
+	"sallyport/internal/test/must"
 )
 
 func TestReadJSON(t *testing.T) {
@@ -130,9 +132,7 @@ func FuzzReadJSON(f *testing.F) {
 			t.Fatalf("took %q, which encoding/json does not: %v", text, theirs)
 		}
 		again, err := json.Marshal(got)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		second, err := readJSON(again)
 		if diff := cmp.Diff(got, second); err != nil || diff != "" {
 			t.Fatalf("%q became %q: %s, %v", text, again, diff, err)

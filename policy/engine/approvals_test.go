@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -36,9 +37,7 @@ func TestApprovals(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			in := policy.Input{
 				Phase: policy.PhaseRequest, Destination: policy.Destination{Host: "pay.example.com", Port: 443}, Protocol: policy.ProtocolTLS,
 				Request: &policy.Request{Method: "POST", Scheme: "https", Path: "/", Size: -1},

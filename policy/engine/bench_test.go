@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
@@ -21,9 +22,7 @@ import (
 func cpu(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -62,14 +61,10 @@ func BenchmarkDecide(b *testing.B) {
 			doc := many(n)
 			if team != "" {
 				doc.Policy.Dir = b.TempDir()
-				if err := os.WriteFile(filepath.Join(doc.Policy.Dir, "p.rego"), []byte(team), 0o600); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, os.WriteFile(filepath.Join(doc.Policy.Dir, "p.rego"), []byte(team), 0o600))
 			}
 			p, err := engine.Compile(b.Context(), doc, engine.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			for _, tt := range []struct {
 				name string
 				ask  func(int) policy.Input
@@ -124,9 +119,7 @@ func benchmark(b *testing.B, p *engine.Policy, n int, ask func(int) policy.Input
 func TestDecideIsFlat(t *testing.T) {
 	allocations := func(n int) float64 {
 		p, err := engine.Compile(t.Context(), many(n), engine.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return testing.AllocsPerRun(200, func() { p.Decide(context.Background(), ask(3)) })
 	}
 	few, lots := allocations(10), allocations(10_000)
@@ -141,9 +134,7 @@ func BenchmarkBody(b *testing.B) {
 	dir := b.TempDir()
 	const rego = `package sallyport.team.x
 deny contains "x" if { input.request.path == "/v1"; not input.request.body.json.model == "small" }`
-	if err := os.WriteFile(filepath.Join(dir, "x.rego"), []byte(rego), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, os.WriteFile(filepath.Join(dir, "x.rego"), []byte(rego), 0o600))
 	doc := policy.Document{
 		Egress: []policy.EgressRule{
 			{Name: "asks", Destination: "api.example.com", Paths: []string{"/v1"}, Body: &policy.BodyView{JSON: 64 << 10}},
@@ -152,9 +143,7 @@ deny contains "x" if { input.request.path == "/v1"; not input.request.body.json.
 		Policy: policy.Source{Dir: dir},
 	}
 	p, err := engine.Compile(b.Context(), doc, engine.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	message := `{"role": "user", "content": "` + strings.Repeat("a word ", 140) + `"},`
 	text := []byte(`{"model": "small", "messages": [` + strings.Repeat(message, 63) + `{}]}`)
 	for path, content := range map[string][]byte{"/v2": nil, "/v1": text} {

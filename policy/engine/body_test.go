@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/validate"
@@ -235,13 +236,9 @@ func TestBodyIsReadOrNothing(t *testing.T) {
 // The gateway's process gets the document as JSON, and decides by the same.
 func TestBodyInJSON(t *testing.T) {
 	text, err := json.Marshal(bodies)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var again policy.Document
-	if err := json.Unmarshal(text, &again); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &again))
 	if diff := cmp.Diff(bodies, again); diff != "" {
 		t.Error(diff)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -28,13 +29,9 @@ credentials:
 func compile(t testing.TB, text string, o engine.Options) *engine.Policy {
 	t.Helper()
 	c, err := config.Parse(filepath.Join(t.TempDir(), "sallyport.yaml"), []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, err := engine.Compile(t.Context(), c.Document, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
 }
 
@@ -44,17 +41,11 @@ func withTeam(t testing.TB, text string, files map[string]string) (*engine.Polic
 	dir := t.TempDir()
 	for name, content := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	c, err := config.Parse("sallyport.yaml", []byte(text+"\npolicy: {dir: "+dir+"}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return engine.Compile(t.Context(), c.Document, engine.Options{})
 }
 
@@ -420,9 +411,7 @@ deny contains "never" if {
 	some j in numbers.range(1, 100000)
 	i * j == 0
 }`})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	start := time.Now()
 	d := p.Decide(t.Context(), request("GET", "a.example.com", "/"))
 	if d.Action != policy.Deny || !errors.Is(d.Err, engine.ErrUndecided) {

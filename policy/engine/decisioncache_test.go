@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,14 +33,10 @@ func compileWith(t *testing.T, doc policy.Document, rego string, size int) *Poli
 	doc.Policy.Cache = new(size)
 	if rego != "" {
 		doc.Policy.Dir = t.TempDir()
-		if err := os.WriteFile(filepath.Join(doc.Policy.Dir, "p.rego"), []byte(rego), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(doc.Policy.Dir, "p.rego"), []byte(rego), 0o600))
 	}
 	p, err := Compile(t.Context(), doc, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
 }
 

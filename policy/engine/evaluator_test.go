@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/rule"
 
@@ -77,31 +78,23 @@ r0 := 1 if input.phase
 // query makes of data.sallyport.decision, reason and all.
 func TestEvaluatorIsOPA(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "p.rego"), []byte(manyRules()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "p.rego"), []byte(manyRules()), 0o600))
 	teams := everyKind
 	teams.Policy.Dir = dir
 	actions := map[policy.Action]int{}
 	for name, doc := range map[string]policy.Document{"without a team": everyKind, "with a team": teams} {
 		p, err := Compile(t.Context(), doc, Options{Timeout: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		query, err := rego.New(
 			rego.Query("data.sallyport.decision"),
 			rego.Compiler(p.query.compiler),
 			rego.Store(p.query.store),
 			rego.GenerateJSON(func(t *ast.Term, _ *rego.EvalContext) (any, error) { return t.Value, nil }),
 		).PrepareForEval(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, in := range inputs() {
 			s, err := rule.ParseInput(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			result, err := query.Eval(t.Context(), rego.EvalParsedInput(whole(t, p, s)))
 			if err != nil || len(result) != 1 {
 				t.Fatalf("%s: %v, %v", s, result, err)
@@ -113,9 +106,7 @@ func TestEvaluatorIsOPA(t *testing.T) {
 			}
 			actions[d.Action]++
 			decided, err := p.decode(want, s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if d.Action != decided.Action || d.RuleType != decided.RuleType || d.Rule != decided.Rule || d.Reason != decided.Reason {
 				t.Errorf("%s, %s: got %+v, want %+v", name, s, d, decided)
 			}
@@ -187,15 +178,11 @@ deny contains "never" if {
 	i * j == 0
 }
 deny contains input.request.path if input.request.path != "/"`
-	if err := os.WriteFile(filepath.Join(dir, "p.rego"), []byte(slow), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "p.rego"), []byte(slow), 0o600))
 	doc := everyKind
 	doc.Policy.Dir = dir
 	p, err := Compile(t.Context(), doc, Options{Timeout: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ask := func(method, path string) policy.Decision {
 		return p.Decide(context.Background(), policy.Input{
 			Phase: policy.PhaseRequest, Destination: policy.Destination{Host: "d.example.com", Port: 443},

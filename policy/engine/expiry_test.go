@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -20,9 +21,7 @@ func TestWatchTellsOfTheEndOfObserveMode(t *testing.T) {
 		Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: until.Add(time.Hour)}},
 	}
 	p, err := engine.Compile(t.Context(), doc, engine.Options{Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	e := new(engine.Engine) // which has no policy yet
 	told := make(chan struct{}, 10)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -98,9 +99,7 @@ func TestRegoThatIsHungry(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := teamPolicy(t, "deny contains \"x\" if {\n\t"+body+"\n}")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			began := time.Now()
@@ -130,9 +129,7 @@ func TestRegoThatIsHungry(t *testing.T) {
 	replace(input.request.path, "/", "-") == regex.replace(input.request.path, "/", "-")
 	msg := sprintf("%d %s", [count(concat(", ", words)), json.marshal(words)])
 }`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if d := p.Decide(t.Context(), request("GET", "a.example.com", "/x/y")); d.Err != nil || d.RuleType != "rego" && !strings.Contains(d.Reason, "005") {
 		t.Errorf("got %+v", d)
 	}
@@ -142,9 +139,7 @@ func TestRegoThatIsHungry(t *testing.T) {
 func teamPolicy(t *testing.T, rules string) (*engine.Policy, error) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "a.rego"), fmt.Appendf(nil, "package sallyport.team.hungry\n\n%s\n", rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "a.rego"), fmt.Appendf(nil, "package sallyport.team.hungry\n\n%s\n", rules), 0o600))
 	return engine.Compile(t.Context(), policy.Document{
 		Egress: []policy.EgressRule{{Destination: "a.example.com"}}, Policy: policy.Source{Dir: dir},
 	}, engine.Options{Timeout: 500 * time.Millisecond})

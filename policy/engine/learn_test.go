@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/learn"
@@ -31,9 +32,7 @@ func carried(id int, in policy.Input) policy.Recorded {
 func amended(t testing.TB, text string, proposals []learn.Proposal) (*engine.Policy, string) {
 	t.Helper()
 	text, err := learn.Amend(text, proposals)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := config.Parse(filepath.Join(t.TempDir(), "sallyport.yaml"), []byte(text))
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -90,9 +89,7 @@ egressAuth:
 	run = append(run, denied)
 
 	l, err := learn.Propose(t.Context(), p, each(run), learn.Options{Refused: func(id string) bool { return id == refused }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got []string
 	for _, p := range l.Proposals {
 		r := p.Rule
@@ -154,13 +151,9 @@ func TestAmend(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before, err := config.Parse("a.yaml", []byte(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			got, err := learn.Amend(text, one)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			after, err := config.Parse("a.yaml", []byte(got))
 			if err != nil {
 				t.Fatalf("%v in\n%s", err, got)
@@ -205,9 +198,7 @@ func TestLearnedPolicyCarriesTheRun(t *testing.T) {
 			}
 		}
 		l, err := learn.Propose(t.Context(), p, each(run), learn.Options{Everyone: round%5 == 0})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if l.Flagged != 0 {
 			t.Fatalf("flagged %+v", l.Flags)
 		}
@@ -328,9 +319,7 @@ func TestLearnOfAHostileSandbox(t *testing.T) {
 		"/repos/*/*/contents", "/repos/owner/na*me/x", "/repos/%zz/name", "/repos/owner/what?", "/repos/" + strings.Repeat("o", 300) + "/name",
 	} {
 		l, err := learn.Propose(t.Context(), p, each([]policy.Recorded{carried(1, by("a", request("GET", "api.github.com", path)))}), learn.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, found := range l.Proposals {
 			t.Errorf("%.40q: proposes %v", path, found.Rule.Paths)
 		}
@@ -358,9 +347,7 @@ func TestLearnQuotesWhatIsHostile(t *testing.T) {
 		run = append(run, carried(100+i, by("a", request(method, "m.example.com", "/x"))))
 	}
 	l, err := learn.Propose(t.Context(), p, each(run), learn.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	after, now := amended(t, text, l.Proposals)
 	for _, r := range run {
 		if d := after.Decide(t.Context(), r.Input); d.Action != policy.Allow && l.Flagged == 0 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/rego"
 )
@@ -17,12 +18,8 @@ func folder(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	for name, text := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	return dir
 }
@@ -41,9 +38,7 @@ allow contains {"rule": "git"} if {
 }
 `})
 	p, err := Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir}}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, tt := range []struct {
 		method, path string
 		want         policy.Action
@@ -76,9 +71,7 @@ func TestLibraryCostsNothing(t *testing.T) {
 		t.Errorf("got %d modules, %v, want 1", len(own), err)
 	}
 	team, err := rego.Load(folder(t, map[string]string{"x.rego": "package sallyport.team.x\n\nimport data.sallyport.library.llm\n\ndeny contains \"x\" if llm.retained\n"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	with := revision(policy.Document{}, team)
 	team.Modules = nil
 	if without := revision(policy.Document{}, team); with == without {
@@ -127,14 +120,10 @@ deny contains "other buckets" if {
 	not storage.bucket in {"s3/acme-data"}
 }
 `
-	if err := os.WriteFile(filepath.Join(dir, "x.rego"), []byte(text), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, os.WriteFile(filepath.Join(dir, "x.rego"), []byte(text), 0o600))
 	none := 0
 	p, err := Compile(b.Context(), policy.Document{Policy: policy.Source{Dir: dir, Cache: &none}}, Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	in := policy.Input{Phase: policy.PhaseRequest, Protocol: policy.ProtocolTLS, Destination: policy.Destination{Host: "github.com", Port: 443},
 		Request: &policy.Request{Method: "POST", Scheme: "https", Path: "/acme/app.git/git-upload-pack", Size: -1}}
 	b.ReportAllocs()

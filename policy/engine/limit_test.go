@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/validate"
@@ -75,17 +76,11 @@ func TestLimitsCrossToTheProcess(t *testing.T) {
 	c, err := config.Parse("sallyport.yaml", []byte(bounded+`
 - {name: all, per: all, every: 90m, requests: 1, bytes: 1536KiB, uses: 2, concurrent: 3, size: 10MB, hours: {days: [mon], from: "08:00", to: "18:00", zone: Europe/Berlin}}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text, err := json.Marshal(c.Document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var doc policy.Document
-	if err := json.Unmarshal(text, &doc); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &doc))
 	if diff := cmp.Diff(doc.Limits, c.Document.Limits); diff != "" {
 		t.Error(diff)
 	}
@@ -156,9 +151,7 @@ func TestHours(t *testing.T) {
 	} {
 		p := compile(t, bounded+"- {name: a, hours: "+tt.hours+"}\n", engine.Options{})
 		at, err := time.Parse(time.RFC3339, tt.at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a := p.Decide(t.Context(), request("GET", "a.example.com", "/")).Limits[0]
 		for range 2 { // the second time from what is remembered
 			if got := a.Opens(at); got != tt.want {
@@ -193,9 +186,7 @@ func TestTeamLimits(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, err := withTeam(t, bounded+"- {name: yaml, every: 1h, requests: 10}\n", map[string]string{"p.rego": "package sallyport.team.x\n" + tt.rego})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for range 2 { // an answer that was kept would be another
 				d := p.Decide(t.Context(), tt.in)
 				if diff := cmp.Diff(applied(d), tt.want); diff != "" {
@@ -230,13 +221,9 @@ func TestLimitsInObserveMode(t *testing.T) {
 func TestLimitsOfAnExplanation(t *testing.T) {
 	p := compile(t, bounded+"- {name: few, per: all, every: 1h, requests: 1, bytes: 1KiB}\n", engine.Options{})
 	text, err := json.Marshal(p.Explain(t.Context(), request("GET", "a.example.com", "/")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var e policy.Explanation
-	if err := json.Unmarshal(text, &e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &e))
 	if got := applied(e.Decision); len(got) != 1 || got[0] != "few all 0" || e.Decision.Limits[0].Bytes != 1024 {
 		t.Errorf("%v of %s", got, text)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/storage/inmem"
 	"github.com/open-policy-agent/opa/v1/tester"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/oracle"
@@ -28,21 +29,15 @@ import (
 // mistake that none finds.
 func TestMutation(t *testing.T) {
 	original, err := ast.ParseModule(decisionFile, decisionRego)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	jury := newJury(t)
 	if why := jury.convicts(t, original); why != "" {
 		t.Fatalf("decision.rego itself: %s", why)
 	}
 	survivors := map[string]string{}
 	reasons, err := os.ReadFile("testdata/survivors.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(reasons, &survivors); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, yaml.Unmarshal(reasons, &survivors))
 	generated, killed, senseless := 0, map[string]int{}, 0
 	seen := map[string]bool{}
 	for _, m := range mutants(original) {
@@ -107,9 +102,7 @@ func newJury(t *testing.T) *jury {
 		j.teams = append(j.teams, newTrial(t, random, text, contributed))
 	}
 	loaded, err := loader.NewFileLoader().All([]string{"decision_test.rego", "testdata/team"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for name, m := range loaded.Modules {
 		j.rego[name] = m.Parsed
 	}
@@ -122,15 +115,11 @@ func newTrial(t *testing.T, random *rand.Rand, regoText string, contributed func
 	for {
 		text := oracle.Text(random)
 		var tr trial
-		if err := yaml.Unmarshal([]byte(text), &tr.document); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal([]byte(text), &tr.document))
 		tr.document.Policy.Cache = new(0)
 		if regoText != "" {
 			tr.document.Policy.Dir = t.TempDir()
-			if err := os.WriteFile(filepath.Join(tr.document.Policy.Dir, "team.rego"), []byte(regoText), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(tr.document.Policy.Dir, "team.rego"), []byte(regoText), 0o600))
 		}
 		var err error
 		if tr.policy, err = Compile(t.Context(), tr.document, Options{}); err != nil {
@@ -140,9 +129,7 @@ func newTrial(t *testing.T, random *rand.Rand, regoText string, contributed func
 			t.Fatal(err)
 		}
 		d, err := oracle.Read([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for range 50 {
 			a := oracle.Random(random)
 			v := d.Judge(a)
@@ -210,9 +197,7 @@ func (tr trial) compile(t *testing.T, p *Policy, own map[string]*ast.Module) str
 	t.Helper()
 	old := p.query
 	all, err := modules(tr.team)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all[decisionFile] = own[decisionFile].Copy()
 	if p.query, err = prepare(t.Context(), all, tr.team); err != nil {
 		return "compiler: " + err.Error()
@@ -263,9 +248,7 @@ func (j *jury) tests(t *testing.T, module *ast.Module) string {
 	}
 	store := inmem.NewFromObject(j.data)
 	txn, err := store.NewTransaction(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer store.Abort(t.Context(), txn)
 	results, err := tester.NewRunner().SetStore(store).SetModules(modules).RaiseBuiltinErrors(true).RunTests(t.Context(), txn)
 	if err != nil {

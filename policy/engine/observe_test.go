@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/learn"
@@ -129,9 +130,7 @@ func TestObserveEnds(t *testing.T) {
 	now := time.Now()
 	doc := observedDocument(now.Add(time.Hour))
 	p, err := engine.Compile(t.Context(), doc, engine.Options{Clock: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	in := by("watched", request("POST", "nowhere.example.com", "/"))
 	if d := p.Decide(t.Context(), in); d.Action != policy.Allow {
 		t.Errorf("got %+v", d)
@@ -191,13 +190,9 @@ func TestObserveIsHandedOn(t *testing.T) {
 	until := time.Now().Add(time.Hour).In(time.FixedZone("", 2*60*60))
 	doc := observedDocument(until)
 	text, err := json.Marshal(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var other policy.Document
-	if err := json.Unmarshal(text, &other); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &other))
 	a, b := compiled(t, doc), compiled(t, other)
 	if a.Revision() != b.Revision() || len(b.Observing(time.Now())) != 6 {
 		t.Errorf("got %s and %s, %v", a.Revision(), b.Revision(), b.Observing(time.Now()))
@@ -304,9 +299,7 @@ observe:
 		run = append(run, carried(i, in))
 	}
 	l, err := learn.Propose(t.Context(), p, each(run), learn.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, now := amended(t, text, l.Proposals)
 	for _, want := range []string{
 		"- name: \"learned-git.corp.example\"\n  destination: \"git.corp.example\"\n  methods: [\"POST\"]\n  paths:\n  - \"/x\"\n  sandboxes: {names: [\"watched\"]}\n  upstream: {addresses: [\"10.20.0.7\"], resolver: \"10.20.0.53:53\"}",

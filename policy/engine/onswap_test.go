@@ -3,6 +3,7 @@ package engine_test
 import (
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -10,13 +11,9 @@ import (
 // Whoever follows an engine is told when the new policy decides already.
 func TestFollow(t *testing.T) {
 	first, err := engine.Compile(t.Context(), policy.Document{}, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	second, err := engine.Compile(t.Context(), policy.Document{Egress: []policy.EgressRule{{Destination: "api.example.com"}}}, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	e := engine.NewEngine(first)
 	var told []string
 	e.OnSwap(func() { told = append(told, e.Revision()) })

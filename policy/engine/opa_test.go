@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // opaTool is OPA's own command line at the version that decides here.
@@ -18,9 +20,7 @@ func opaTool(t *testing.T) string {
 	var versions []string
 	for _, file := range []string{"../../go.mod", "../../internal/setup/opa/go.mod"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		versions = append(versions, version.FindStringSubmatch(string(text))[1])
 	}
 	if versions[0] != versions[1] {
@@ -41,9 +41,7 @@ func opaTool(t *testing.T) string {
 func published(t *testing.T) (files, folders []string) {
 	t.Helper()
 	files, err := filepath.Glob("*.rego")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, root := range []string{".", "..", "../../examples", "../../docs"} {
 		err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 			switch {
@@ -62,9 +60,7 @@ func published(t *testing.T) (files, folders []string) {
 			folders = append(folders, path)
 			return fs.SkipDir
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	if len(files) < 2 || !slices.Contains(folders, "testdata/team") {
 		t.Fatalf("found only %v and %v", files, folders)
@@ -82,20 +78,14 @@ func TestOPAAccepts(t *testing.T) {
 	all := append(files, folders...)
 	shown := t.TempDir()
 	documents, err := filepath.Glob("../../docs/*/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var listings []string
 	for _, file := range documents {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i, b := range listing.FindAllStringSubmatch(string(text), -1) {
 			name := filepath.Join(shown, filepath.Base(file)+string(rune('a'+i))+".rego")
-			if err := os.WriteFile(name, []byte(b[1]), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(name, []byte(b[1]), 0o600))
 			listings = append(listings, name)
 		}
 	}
@@ -126,9 +116,7 @@ func TestOPAAccepts(t *testing.T) {
 	wrong := filepath.Join(shown, "wrong.rego")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(wrong, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(wrong, []byte(text), 0o600))
 	}
 	write("package sallyport.team.x\n\ndeny contains \"x\" if input.reqest.method == \"GET\"\n")
 	run("reqest", "check", "--strict", "--schema", "../schema/input.json", wrong)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -12,9 +13,7 @@ import (
 func money(t *testing.T, text string) *limit.Money {
 	t.Helper()
 	m := new(limit.Money)
-	if err := m.UnmarshalText([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.UnmarshalText([]byte(text)))
 	return m
 }
 

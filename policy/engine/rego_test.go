@@ -8,21 +8,19 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/util"
+
+	"sallyport/internal/test/must"
 )
 
 // TestSchema checks Rego as `opa check --strict --schema policy/schema/input.json` does.
 func TestSchema(t *testing.T) {
 	text, err := os.ReadFile("../schema/input.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	schemas := ast.NewSchemaSet()
 	schemas.Put(ast.SchemaRootRef, util.MustUnmarshalJSON(text))
 	check := func(text string) error {
 		m, err := ast.ParseModule("check.rego", text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c := ast.NewCompiler().WithStrict(true).WithSchemas(schemas)
 		if c.Compile(map[string]*ast.Module{"check.rego": m}); c.Failed() {
 			return c.Errors
@@ -30,9 +28,7 @@ func TestSchema(t *testing.T) {
 		return nil
 	}
 	own, err := os.ReadFile("decision.rego")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := check(string(own)); err != nil {
 		t.Errorf("decision.rego: %v", err)
 	}

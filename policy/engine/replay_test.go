@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/learn"
@@ -93,9 +94,7 @@ func TestReplay(t *testing.T) {
 	// In whichever order they come.
 	for range 3 {
 		got, err := replay.Run(t.Context(), after, each(records))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		want := []string{
 			`[allowed] 2 PUT files.example.com:443/*/x deny by "" -> allow by "files" [00000001 00000002]`,
 			`[allowed] 1 POST files.example.com:443/b deny by "" -> allow by "files" [00000200]`,
@@ -239,9 +238,7 @@ func BenchmarkReplay(b *testing.B) {
 func compiled(t testing.TB, doc policy.Document) *engine.Policy {
 	t.Helper()
 	p, err := engine.Compile(context.Background(), doc, engine.Options{Timeout: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return p
 }
 
@@ -249,8 +246,6 @@ func compiled(t testing.TB, doc policy.Document) *engine.Policy {
 func folder(t testing.TB, rego string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte(rego), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "team.rego"), []byte(rego), 0o600))
 	return dir
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/validate"
@@ -81,13 +82,9 @@ func TestUselessRulesAreUseless(t *testing.T) {
 			without := doc
 			without.Egress = slices.Delete(slices.Clone(doc.Egress), i, i+1)
 			with, err := engine.Compile(t.Context(), doc, engine.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			other, err := engine.Compile(t.Context(), without, engine.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, in := range inputs {
 				a, b := with.Decide(t.Context(), in), other.Decide(t.Context(), in)
 				if a.Action != b.Action {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
@@ -84,9 +85,7 @@ func TestTeam(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, err := withTeam(t, open, map[string]string{"sub/p.rego": "package sallyport.team.x\n" + tt.rego})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, a := range tt.asks {
 				d := p.Decide(t.Context(), a.in)
 				if d.Action != a.want || (d.Err != nil) != a.err {
@@ -106,9 +105,7 @@ func TestTeam(t *testing.T) {
 func TestTeamReasonIsClean(t *testing.T) {
 	p, err := withTeam(t, open, map[string]string{"p.rego": `package sallyport.team.x
 deny contains concat("", ["no ", input.sandbox.name]) if true`})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	d := p.Decide(t.Context(), from(policy.Sandbox{Name: "a\r\nSet-Cookie: x\x1b[2J\u202e" + strings.Repeat("y", 10_000)}, dns("a.example.com")))
 	if d.Action != policy.Deny || strings.ContainsAny(d.Reason, "\r\n\x1b\u202e") || len(d.Reason) > 510 {
 		t.Errorf("got %q", d.Reason)
@@ -170,9 +167,7 @@ func TestTeamDirectory(t *testing.T) {
 		"README.md":       "nor is this",
 		"p_test.rego":     "package sallyport.team.x_test\ntest_x if true",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if d := p.Decide(t.Context(), request("GET", "bad.example.com", "/")); d.Action != policy.Deny || d.Reason != "listed" {
 		t.Errorf("got %+v", d)
 	}
@@ -180,9 +175,7 @@ func TestTeamDirectory(t *testing.T) {
 		t.Errorf("got %+v", d)
 	}
 	again, err := withTeam(t, open, map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if false"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if again.Revision() == p.Revision() {
 		t.Error("another directory has the same revision")
 	}
@@ -192,9 +185,7 @@ func TestTeamDirectory(t *testing.T) {
 func TestTeamDirectoryLinks(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	doc := policy.Document{Policy: policy.Source{Dir: dir}}
-	if err := os.Symlink(elsewhere, dir+"/more"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(elsewhere, dir+"/more"))
 	if _, err := engine.Compile(t.Context(), doc, engine.Options{}); err == nil {
 		t.Error("a link to a folder was passed over")
 	}
@@ -224,15 +215,11 @@ func TestTeamExamples(t *testing.T) {
 	files := map[string]string{}
 	for _, name := range []string{"no_uploads.rego", "payments.rego", "uploads.json", "no_uploads_test.rego"} {
 		text, err := os.ReadFile("testdata/team/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		files[name] = string(text)
 	}
 	p, err := withTeam(t, open, files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	large := request("PUT", "a.example.com", "/")
 	large.Request.Size = 20 << 20
 	for what, tt := range map[string]struct {

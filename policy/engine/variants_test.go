@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
@@ -25,9 +26,7 @@ func under(t *testing.T, text, rego string) *engine.Policy {
 	}
 	if rego != "" {
 		c.Document.Policy.Dir = t.TempDir()
-		if err := os.WriteFile(filepath.Join(c.Document.Policy.Dir, "x.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(c.Document.Policy.Dir, "x.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600))
 	}
 	return compiled(t, c.Document)
 }

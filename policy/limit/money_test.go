@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy/limit"
 )
 
@@ -76,9 +77,7 @@ func TestCharge(t *testing.T) {
 	u.End()
 	c.add(time.Hour)
 	u, err = b.Take(0, both)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = u.Charge(1, 3e9)
 	if _, err := b.Take(0, both); exceeded(err) != "both cost 30m0s" || err.Error() != "limit both: a cost of 2.00 within 1h0m0s is used up" {
 		t.Errorf("got %v", err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy/limit"
 )
 
@@ -56,9 +57,7 @@ func TestPeriods(t *testing.T) {
 		u.End()
 		return err
 	}
-	if err := errors.Join(take(), take()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(take(), take()))
 	if got := exceeded(take()); got != "day requests 2h0m0s" {
 		t.Errorf("got %s", got)
 	}
@@ -175,9 +174,7 @@ func TestKinds(t *testing.T) {
 		t.Error("what was broken off goes on")
 	}
 	long, err := b.Take(0, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = long.Spend(900)
 	c.add(time.Hour) // a stream that goes on takes from the period that it is in
 	if err := long.Spend(900); err != nil {

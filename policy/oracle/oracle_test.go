@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
@@ -75,9 +76,7 @@ func compiled(t *testing.T, random *rand.Rand, team string) (text string, p *eng
 		}
 		if team != "" {
 			c.Document.Policy.Dir = t.TempDir()
-			if err := os.WriteFile(filepath.Join(c.Document.Policy.Dir, "team.rego"), []byte(team), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(c.Document.Policy.Dir, "team.rego"), []byte(team), 0o600))
 		}
 		p, err := engine.Compile(t.Context(), c.Document, engine.Options{})
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/bundle"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/rego"
@@ -34,22 +35,16 @@ type signer struct {
 func newSigner(t *testing.T) *signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	encode := func(kind string, der []byte, err error) string {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 	}
 	s := &signer{public: filepath.Join(t.TempDir(), "public.pem")}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	s.private = encode("PRIVATE KEY", der, err)
 	der, err = x509.MarshalPKIXPublicKey(crypto.PublicKey(key.Public()))
-	if err := os.WriteFile(s.public, []byte(encode("PUBLIC KEY", der, err)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(s.public, []byte(encode("PUBLIC KEY", der, err)), 0o600))
 	return s
 }
 
@@ -69,19 +64,13 @@ func (s *signer) pack(t *testing.T, scope, revision string, data map[string]any,
 		config := bundle.NewSigningConfig(s.private, "ES256", "")
 		if scope != "" {
 			claims := filepath.Join(t.TempDir(), "claims.json")
-			if err := os.WriteFile(claims, []byte(`{"scope": "`+scope+`"}`), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(claims, []byte(`{"scope": "`+scope+`"}`), 0o600))
 			config.ClaimsPath = claims
 		}
-		if err := b.GenerateSignature(config, "team", false); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.GenerateSignature(config, "team", false))
 	}
 	var out bytes.Buffer
-	if err := bundle.NewWriter(&out).DisableFormat(true).Write(b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, bundle.NewWriter(&out).DisableFormat(true).Write(b))
 	return out.Bytes()
 }
 
@@ -141,9 +130,7 @@ func TestBundle(t *testing.T) {
 				t.Errorf("revision %q, signed %v", b.Revision, b.Signed)
 			}
 			p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Bundle: &test.from, Verified: b}}, engine.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			decide := func(host string) policy.Decision {
 				return p.Decide(context.Background(), policy.Input{Phase: policy.PhaseConnect, Protocol: policy.ProtocolTLS, Destination: policy.Destination{Host: host, Port: 443}})
 			}
@@ -161,16 +148,12 @@ func TestBundle(t *testing.T) {
 func tamper(t *testing.T, archive []byte, change func(string, []byte) []byte) []byte {
 	t.Helper()
 	z, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var out bytes.Buffer
 	zw := gzip.NewWriter(&out)
 	w, r := tar.NewWriter(zw), tar.NewReader(z)
 	add := func(name string, text []byte) {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(text))}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(text))}))
 		_, _ = w.Write(text)
 	}
 	for {
@@ -198,9 +181,7 @@ func bomb(t *testing.T) []byte {
 	var out bytes.Buffer
 	zw := gzip.NewWriter(&out)
 	w := tar.NewWriter(zw)
-	if err := w.WriteHeader(&tar.Header{Name: "/data.json", Mode: 0o600, Size: 1 << 30}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.WriteHeader(&tar.Header{Name: "/data.json", Mode: 0o600, Size: 1 << 30}))
 	zeros := make([]byte, 1<<20)
 	for range 100 {
 		_, _ = w.Write(zeros)
@@ -244,13 +225,9 @@ func TestBundleIsBound(t *testing.T) {
 func TestRevisionOfABundle(t *testing.T) {
 	revision := func(from policy.BundleSource, hosts ...any) string {
 		b, err := rego.ReadBundle((*signer)(nil).pack(t, "", "v1", map[string]any{"hosts": hosts}, map[string]string{"/x.rego": bundled}), from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Bundle: &from, Verified: b}}, engine.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return p.Revision()
 	}
 	a, b := policy.BundleSource{File: "a"}, policy.BundleSource{File: "b"}

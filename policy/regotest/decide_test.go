@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
@@ -95,17 +96,11 @@ func TestDecide(t *testing.T) {
 func testingDecide(t *testing.T, doc policy.Document) func(input map[string]any) map[string]any {
 	t.Helper()
 	made, err := engine.NewTestbed(t.Context(), doc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, err := newBench(made)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	compiler, err := b.compiler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if compiler.Compile(b.Modules); compiler.Failed() {
 		t.Fatal(compiler.Errors)
 	}
@@ -114,9 +109,7 @@ func testingDecide(t *testing.T, doc policy.Document) func(input map[string]any)
 		f.Func(r)
 	}
 	query, err := r.PrepareForEval(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return func(input map[string]any) map[string]any {
 		result, err := query.Eval(t.Context(), rego.EvalInput(input))
 		if err != nil || len(result) != 1 {

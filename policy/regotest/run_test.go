@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -16,9 +17,7 @@ func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	return dir
 }
@@ -77,9 +76,7 @@ todo_test_later if false
 func TestRun(t *testing.T) {
 	dir, doc := tried(t)
 	report, err := Run(t.Context(), doc, Options{Coverage: true, Trace: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if report.Passed != 1 || report.Failed != 4 || report.Skipped != 1 {
 		t.Errorf("got %d passed, %d failed, %d skipped", report.Passed, report.Failed, report.Skipped)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/cover"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 	"sallyport/policy/rego"
@@ -37,35 +38,23 @@ func TestTesting(t *testing.T) {
 // TestLibrary runs the tests of the library, and holds that they cover it.
 func TestLibrary(t *testing.T) {
 	made, err := engine.NewTestbed(t.Context(), policy.Document{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, err := newBench(made)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	files, err := filepath.Glob("../library/*.rego")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if b.Modules[file], err = ast.ParseModule(file, string(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	runner, err := b.runner("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	covered := cover.New()
 	results, err := b.run(t.Context(), runner.SetCoverageQueryTracer(covered).SetCoverageRuns([]cover.Kind{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, r := range results {
 		if r.Error != nil || !r.Pass() {
 			t.Errorf("%s: %s.%s failed: %v", r.Location, r.Package, r.Name, r.Error)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // sandbox is an agent that is PID 1 of a namespace.
@@ -36,9 +38,7 @@ func start(t *testing.T) *sandbox {
 		done: make(chan error, 1),
 	}
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.cmd.Start())
 	go func() { s.done <- s.cmd.Wait() }()
 	t.Cleanup(func() { s.cmd.Process.Kill() })
 	for !strings.HasPrefix(s.proc("cmdline"), path) {
@@ -107,9 +107,7 @@ func TestIgnoresNothing(t *testing.T) {
 			t.Errorf("%v is ignored", sig)
 		}
 		for range 3 {
-			if err := s.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.cmd.Process.Signal(sig))
 		}
 	}
 	if s.ends(t, 500*time.Millisecond) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -24,13 +25,9 @@ import (
 func serve(t *testing.T) (netip.AddrPort, ed25519.PrivateKey, *channel.Channel) {
 	t.Helper()
 	pub, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := agent.NewServer(agent.Options{Key: pub})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -60,9 +57,7 @@ func TestHello(t *testing.T) {
 	_, _, c := serve(t)
 	var one, two wire.Hello
 	for _, h := range []*wire.Hello{&one, &two} {
-		if err := c.JSON(t.Context(), "GET", "/hello", nil, h); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.JSON(t.Context(), "GET", "/hello", nil, h))
 	}
 	if one.Version != wire.Version || one.Boot == "" || one != two {
 		t.Errorf("got %+v and %+v", one, two)
@@ -92,9 +87,7 @@ func TestRefuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conn, err := net.Dial("tcp4", at.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.Close()
 			conn.SetDeadline(time.Now().Add(10 * time.Second))
 			challenge := make([]byte, wire.ChallengeSize)
@@ -121,9 +114,7 @@ func TestStrangersWait(t *testing.T) {
 	var strangers []net.Conn
 	for range 50 {
 		conn, err := net.Dial("tcp4", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer conn.Close()
 		strangers = append(strangers, conn)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -39,32 +40,15 @@ func call[T any](t *testing.T, c *channel.Channel, method, path string, in any) 
 func output(t *testing.T, c *channel.Channel, id, query string) (from int64, text string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://agent/commands/"+id+"/output?"+query, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, err := c.Do(req, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	from, err = strconv.ParseInt(resp.Header.Get(wire.FromHeader), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return from, string(data)
-}
-
-func wait(t *testing.T, what string, until func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
 }
 
 func TestRun(t *testing.T) {
@@ -103,9 +87,7 @@ func TestRun(t *testing.T) {
 			defer cancel()
 			tt.command.ID = uuid.NewString()
 			end, err := c.Run(ctx, tt.command, s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if end.Code != tt.code || out.String() != tt.out || errout.String() != tt.errout {
 				t.Errorf("got %+v, %.80q, %.80q, want %d, %.80q, %.80q", end, out.String(), errout.String(), tt.code, tt.out, tt.errout)
 			}
@@ -118,18 +100,14 @@ func TestRun(t *testing.T) {
 func tool(t *testing.T, script string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "tool"), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "tool"), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	return t.TempDir() + ":" + dir + ":/usr/bin:/bin"
 }
 
 func TestCannotStart(t *testing.T) {
 	_, _, c := serve(t)
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(plain, []byte("text"), 0o644))
 	for name, tt := range map[string]struct {
 		command wire.Command
 		code    int
@@ -180,7 +158,7 @@ func TestCancelled(t *testing.T) {
 		ended <- err
 	}()
 	var pids []string
-	wait(t, "four processes", func() bool {
+	must.Soon(t, "four processes", func() bool {
 		data, _ := os.ReadFile(filepath.Join(dir, "pids"))
 		pids = strings.Fields(string(data))
 		return len(pids) == 4
@@ -190,7 +168,7 @@ func TestCancelled(t *testing.T) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 	for _, pid := range pids {
-		wait(t, "the end of process "+pid, func() bool {
+		must.Soon(t, "the end of process "+pid, func() bool {
 			data, err := os.ReadFile("/proc/" + pid + "/stat")
 			return err != nil || strings.Contains(string(data), ") Z ")
 		})
@@ -257,14 +235,14 @@ func TestOutlivesItsChannel(t *testing.T) {
 	}()
 	other := channel.New(at.Addr(), channel.Options{Key: key, Dial: to(at)})
 	defer other.Close()
-	wait(t, "the command", func() bool {
+	must.Soon(t, "the command", func() bool {
 		return other.JSON(t.Context(), "GET", "/commands/"+w.ID, nil, nil) == nil
 	})
 	c.Close()
 	if err := <-ended; !errors.Is(err, channel.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
-	wait(t, "the command's end", func() bool {
+	must.Soon(t, "the command's end", func() bool {
 		return call[wire.Status](t, other, "GET", "/commands/"+w.ID, nil).State == wire.Exited
 	})
 	if s := call[wire.Status](t, other, "GET", "/commands/"+w.ID, nil); s.Code != 0 || s.Stdout.To != 588890 {
@@ -286,14 +264,12 @@ func TestBackground(t *testing.T) {
 	feed := func(text, query string) {
 		req, _ := http.NewRequestWithContext(t.Context(), "POST", "http://agent/commands/"+w.ID+"/stdin?"+query, strings.NewReader(text))
 		resp, err := c.Do(req, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		resp.Body.Close()
 	}
-	wait(t, "its first line", func() bool { _, out := output(t, c, w.ID, ""); return out == "first\n" })
+	must.Soon(t, "its first line", func() bool { _, out := output(t, c, w.ID, ""); return out == "first\n" })
 	feed("second\n", "open=1")
-	wait(t, "its second line", func() bool { _, out := output(t, c, w.ID, "from=6"); return out == "second\n" })
+	must.Soon(t, "its second line", func() bool { _, out := output(t, c, w.ID, "from=6"); return out == "second\n" })
 	followed := make(chan string, 1)
 	go func() { _, out := output(t, c, w.ID, "from=6&follow=1"); followed <- out }()
 	feed("third\n", "")
@@ -323,7 +299,7 @@ func TestDropsTheOldest(t *testing.T) {
 		w.Keep = keep
 		call[wire.Status](t, c, "POST", "/commands", w)
 		output(t, c, w.ID, "follow=1")
-		wait(t, "its end", func() bool {
+		must.Soon(t, "its end", func() bool {
 			s := call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil)
 			return s.State == wire.Exited && s.Stdout.To == 700_000
 		})
@@ -362,12 +338,12 @@ func TestSignals(t *testing.T) {
 	_, _, c := serve(t)
 	w := sh("trap 'echo heard; exit 9' USR1; echo up; while :; do sleep 0.05; done")
 	call[wire.Status](t, c, "POST", "/commands", w)
-	wait(t, "the trap", func() bool { _, out := output(t, c, w.ID, ""); return out == "up\n" })
+	must.Soon(t, "the trap", func() bool { _, out := output(t, c, w.ID, ""); return out == "up\n" })
 	if err := c.JSON(t.Context(), "POST", "/commands/"+w.ID+"/signal", wire.Name{Signal: "NONE"}, nil); err == nil {
 		t.Error("a signal that there is not was sent")
 	}
 	call[wire.Status](t, c, "POST", "/commands/"+w.ID+"/signal", wire.Name{Signal: "usr1"})
-	wait(t, "its end", func() bool { return call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil).Code == 9 })
+	must.Soon(t, "its end", func() bool { return call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil).Code == 9 })
 	if err := c.JSON(t.Context(), "POST", "/commands/"+w.ID+"/signal", wire.Name{Signal: "TERM"}, nil); err == nil {
 		t.Error("a command that has ended was signalled")
 	}
@@ -462,9 +438,7 @@ func TestSize(t *testing.T) {
 		t.Fatalf("building the agent: %v: %s", err, out)
 	}
 	i, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if i.Size() > 10<<20 {
 		t.Errorf("%d bytes, want at most 10 MiB", i.Size())
 	}
@@ -484,9 +458,7 @@ func TestNoInput(t *testing.T) {
 		ended <- err
 	}()
 	to := wire.NewWriter(here)
-	if err := errors.Join(to.Write(wire.Stdin, []byte("typed\n")), to.Write(wire.Resize, []byte(`{"rows":30,"cols":90}`))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(to.Write(wire.Stdin, []byte("typed\n")), to.Write(wire.Resize, []byte(`{"rows":30,"cols":90}`))))
 	if err := <-ended; err != nil || strings.Contains(out.String(), "typed") || !strings.Contains(out.String(), "got .") {
 		t.Errorf("%q, %v", out.String(), err)
 	}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -20,9 +21,7 @@ import (
 func somebody(t *testing.T, serve func(net.Listener) error, end func() error) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = serve(l) }()
 	t.Cleanup(func() { _ = end(); <-done })
@@ -45,9 +44,7 @@ func (b believer) Accept() (net.Conn, error) {
 // another agent nor what says that it is an earlier one.
 func TestAgentIsKnownByItsKey(t *testing.T) {
 	pub, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, second := agent.NewServer(agent.Options{Key: pub}), agent.NewServer(agent.Options{Key: pub})
 	at := map[string]netip.AddrPort{
 		"the agent":        somebody(t, first.Serve, first.Close),
@@ -86,9 +83,7 @@ func TestAgentIsKnownByItsKey(t *testing.T) {
 		t.Fatalf("got %x, %v", met, err)
 	}
 	var said wire.Identity
-	if err := c.JSON(t.Context(), "POST", "/identity", wire.Identity{Nonce: make([]byte, wire.NonceSize)}, &said); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.JSON(t.Context(), "POST", "/identity", wire.Identity{Nonce: make([]byte, wire.NonceSize)}, &said))
 	if heard, err = json.Marshal(said); err != nil || !met.Equal(ed25519.PublicKey(said.Key)) {
 		t.Fatalf("%s, %v", heard, err)
 	}

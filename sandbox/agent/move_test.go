@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // With the kernel's flag and without it a move is the same: what is there stays, and
@@ -21,13 +23,9 @@ func TestMoveNew(t *testing.T) {
 			dir := t.TempDir()
 			at := func(name string) string { return filepath.Join(dir, name) }
 			for _, n := range []string{"file", "other"} {
-				if err := os.WriteFile(at(n), []byte(n), 0o640); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(at(n), []byte(n), 0o640))
 			}
-			if err := errors.Join(os.MkdirAll(at("folder/in"), 0o751), os.Mkdir(at("empty"), 0o700), os.Symlink("nowhere", at("link"))); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.MkdirAll(at("folder/in"), 0o751), os.Mkdir(at("empty"), 0o700), os.Symlink("nowhere", at("link"))))
 			for _, tt := range []struct {
 				from, to string
 				want     error
@@ -50,9 +48,7 @@ func TestMoveNew(t *testing.T) {
 			}
 			var got []string
 			all, err := filepath.Glob(at("*"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, n := range all {
 				got = append(got, filepath.Base(n))
 			}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // packet is one of SFTP (draft-ietf-secsh-filexfer-02, section 3).
@@ -31,9 +33,7 @@ func packet(kind byte, id uint32, parts ...any) []byte {
 // connection.
 func TestUnanswered(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "read"), make([]byte, 1<<15), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "read"), make([]byte, 1<<15), 0o600))
 	client, server := net.Pipe()
 	over := make(chan error, 1)
 	go func() { over <- serveSFTP(server, "", dir) }()
@@ -51,9 +51,7 @@ func TestUnanswered(t *testing.T) {
 		if err == nil {
 			_, err = io.ReadFull(client, b)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return b
 	}
 	const initialize, open, read, handle = 1, 3, 5, 102
@@ -85,14 +83,10 @@ func TestUnanswered(t *testing.T) {
 // A file whose client has broken off is not put together to its end.
 func TestKeepBroken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "it")
-	if err := os.WriteFile(path, make([]byte, 10), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, make([]byte, 10), 0o600))
 	gone := false
 	w := &upload{x: &sftpSession{broken: func() bool { return gone }}, path: path, tail: 10}
-	if err := w.whole(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.whole())
 	if err := w.keep(); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -22,9 +23,7 @@ func listening(t *testing.T, address string, serve func(*net.TCPConn)) uint16 {
 	if err != nil && address == "::1" {
 		t.Skip(err) // a host without IPv6
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -41,9 +40,7 @@ func listening(t *testing.T, address string, serve func(*net.TCPConn)) uint16 {
 func connect(t *testing.T, c *channel.Channel, host string, port uint16) *channel.Port {
 	t.Helper()
 	p, err := c.Connect(t.Context(), host, port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
@@ -92,9 +89,7 @@ func TestPortHosts(t *testing.T) {
 func unused(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
@@ -197,7 +192,7 @@ func TestPortBounds(t *testing.T) {
 	defer another.Close()
 	// Who has left does not keep its place, though the program goes on taking nothing.
 	var held []*channel.Port
-	wait(t, "64 places", func() bool {
+	must.Soon(t, "64 places", func() bool {
 		p, err := c.Connect(t.Context(), "localhost", port)
 		if err == nil {
 			held = append(held, p)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -28,9 +29,7 @@ func TestCommandsShareAConnection(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := c.Run(ctx, wire.Command{ID: "c" + strconv.Itoa(i), Args: []string{"true"}}, wire.Streams{})
 		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	// One that is asked for before the last answer's end has come needs another.
 	if n := dials.Load(); n > commands/5 {

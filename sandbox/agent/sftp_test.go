@@ -16,6 +16,7 @@ import (
 
 	"github.com/pkg/sftp"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -38,9 +39,7 @@ func (p *sftpTest) at(name string) string { return filepath.Join(p.dir, name) }
 func (p *sftpTest) connect() *channel.Port {
 	p.t.Helper()
 	c, err := p.c.SFTP(p.t.Context(), "", p.dir)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -49,9 +48,7 @@ func (p *sftpTest) client() (*sftp.Client, *channel.Port) {
 	p.t.Helper()
 	c := p.connect()
 	s, err := sftp.NewClientPipe(c, c, sftp.UseConcurrentWrites(true), sftp.UseConcurrentReads(true))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, err)
 	p.t.Cleanup(func() { _ = s.Close() })
 	return s, c
 }
@@ -71,12 +68,8 @@ func (p *sftpTest) small(name string) bool {
 	if os.Getuid() != 0 {
 		return false
 	}
-	if err := os.Mkdir(p.at(name), 0o755); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := syscall.Mount("none", p.at(name), "tmpfs", 0, "size=1m"); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, os.Mkdir(p.at(name), 0o755))
+	must.OK(p.t, syscall.Mount("none", p.at(name), "tmpfs", 0, "size=1m"))
 	p.t.Cleanup(func() { _ = syscall.Unmount(p.at(name), syscall.MNT_DETACH) })
 	return true
 }
@@ -109,9 +102,7 @@ func TestSFTP(t *testing.T) {
 		big[i] = byte(rand.Uint32())
 	}
 	f, err := s.Create("big")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.ReadFrom(bytes.NewReader(big)); err != nil {
 		t.Fatal(err)
 	}
@@ -122,9 +113,7 @@ func TestSFTP(t *testing.T) {
 		t.Fatalf("what was written is not there: %v", err)
 	}
 	f, err = s.Open("big")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var got bytes.Buffer
 	if _, err := f.WriteTo(&got); err != nil || !bytes.Equal(got.Bytes(), big) {
 		t.Errorf("%d bytes were read: %v", got.Len(), err)
@@ -138,13 +127,9 @@ func TestSFTP(t *testing.T) {
 		}
 	}
 	_ = f.Close()
-	if err := s.Mkdir("many"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Mkdir("many"))
 	for i := range 2500 {
-		if err := os.WriteFile(filepath.Join(p.at("many"), fmt.Sprintf("%04d", i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(p.at("many"), fmt.Sprintf("%04d", i)), nil, 0o600))
 	}
 	if list, err := s.ReadDir("many"); err != nil || len(list) != 2500 {
 		t.Errorf("%d files: %v", len(list), err)
@@ -185,15 +170,11 @@ func TestSFTPBroken(t *testing.T) {
 		names = append(names, "full/it")
 	}
 	for _, name := range names {
-		if err := os.WriteFile(p.at(name), []byte("as it was"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(p.at(name), []byte("as it was"), 0o600))
 	}
 	s, c := p.client()
 	f, err := s.Create("order")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.WriteAt([]byte("x"), 100); err == nil {
 		t.Error("a hole is written")
 	}
@@ -202,18 +183,14 @@ func TestSFTPBroken(t *testing.T) {
 	}
 	if small {
 		f, err = s.Create("full/it")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, err = f.ReadFrom(bytes.NewReader(make([]byte, 4<<20)))
 		if cerr := f.Close(); err == nil && cerr == nil {
 			t.Error("what has no room is written")
 		}
 	}
 	f, err = s.Create("gone")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.Write([]byte("half")); err != nil {
 		t.Fatal(err)
 	}
@@ -243,9 +220,7 @@ func TestSFTPSet(t *testing.T) {
 		}
 	}
 	f, err := s.Create("new")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -294,13 +269,9 @@ func TestSFTPAppend(t *testing.T) {
 		"a resumed upload":      {os.O_WRONLY, int64(len(was))},
 		"one that would create": {os.O_WRONLY | os.O_CREATE, int64(len(was))},
 	} {
-		if err := os.WriteFile(p.at("log"), []byte(was), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(p.at("log"), []byte(was), 0o600))
 		before, err := os.Stat(p.at("log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		f, err := s.OpenFile("log", tt.flags)
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -338,13 +309,9 @@ func TestSFTPAppend(t *testing.T) {
 		"in the middle":  {"XX", 3, -1, was, true},
 		"nothing":        {"", 0, -1, was, false},
 	} {
-		if err := os.WriteFile(p.at("log"), []byte(was), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(p.at("log"), []byte(was), 0o640))
 		f, err := s.OpenFile("log", os.O_WRONLY|os.O_CREATE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if tt.write != "" {
 			_, err = f.WriteAt([]byte(tt.write), tt.from)
 		}
@@ -364,9 +331,7 @@ func TestSFTPAppend(t *testing.T) {
 	}
 	// Emptied before it is written, by who has no other way.
 	f, err := s.OpenFile("log", os.O_WRONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := f.Truncate(0); err != nil {
 		t.Error(err)
 	}
@@ -374,13 +339,9 @@ func TestSFTPAppend(t *testing.T) {
 	if err = errors.Join(err, f.Close()); err != nil || p.holds("log") != "new" {
 		t.Errorf("emptied: %q, %v", p.holds("log"), err)
 	}
-	if err := os.WriteFile(p.at("log"), []byte(was), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(p.at("log"), []byte(was), 0o600))
 	f, err = s.OpenFile("log", os.O_WRONLY|os.O_APPEND)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := f.Write([]byte(" and")); err != nil {
 		t.Fatal(err)
 	}
@@ -398,9 +359,7 @@ func second[A any](_ A, err error) error { return err }
 func TestSFTPOpen(t *testing.T) {
 	p := newSFTP(t)
 	s, _ := p.client()
-	if err := os.WriteFile(p.at("it"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(p.at("it"), nil, 0o600))
 	var open []*sftp.File
 	for {
 		f, err := s.Open("it")
@@ -428,34 +387,22 @@ func TestSFTPUser(t *testing.T) {
 		t.Skip("needs root to take another user's rights")
 	}
 	p := newSFTP(t)
-	if err := errors.Join(os.Chmod(p.dir, 0o777), os.WriteFile(p.at("secret"), []byte("x"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(p.dir, 0o777), os.WriteFile(p.at("secret"), []byte("x"), 0o600)))
 	for dir := filepath.Dir(p.dir); strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir, 0o755))
 	}
 	c, err := p.c.SFTP(t.Context(), "65534:65534", p.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	s, err := sftp.NewClientPipe(c, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer s.Close()
 	if _, err := s.Open("secret"); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("root's file: %v", err)
 	}
 	f, err := s.Create("own")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, f.Close())
 	if i, err := os.Stat(p.at("own")); err != nil || i.Sys().(*syscall.Stat_t).Uid != 65534 {
 		t.Errorf("a new file: %v, %v", i, err)
 	}
@@ -468,9 +415,7 @@ func TestSFTPUser(t *testing.T) {
 func TestSFTPSetKinds(t *testing.T) {
 	p := newSFTP(t)
 	s, _ := p.client()
-	if err := errors.Join(os.WriteFile(p.at("plain"), []byte("hello"), 0o644), os.Symlink("plain", p.at("link")), syscall.Mkfifo(p.at("pipe"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(p.at("plain"), []byte("hello"), 0o644), os.Symlink("plain", p.at("link")), syscall.Mkfifo(p.at("pipe"), 0o644)))
 	if err := errors.Join(s.Chmod("link", 0o751), s.Truncate("link", 7)); err != nil {
 		t.Error(err)
 	}
@@ -524,22 +469,14 @@ func TestSFTPSparse(t *testing.T) {
 	s, _ := p.client()
 	const size = 512 << 20
 	f, err := os.Create(p.at("it"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = f.WriteAt([]byte("start"), 0)
 	_, err2 := f.WriteAt([]byte("middle"), size/2)
-	if err := errors.Join(err, err2, f.Truncate(size), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, err2, f.Truncate(size), f.Close()))
 	to, err := s.OpenFile("it", os.O_WRONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = to.Write([]byte("S"))
-	if err := errors.Join(err, to.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, to.Close()))
 	if f, err = os.Open(p.at("it")); err != nil {
 		t.Fatal(err)
 	}
@@ -551,9 +488,7 @@ func TestSFTPSparse(t *testing.T) {
 		}
 	}
 	i, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if used := i.Sys().(*syscall.Stat_t).Blocks * 512; i.Size() != size || used > 4<<20 {
 		t.Errorf("%d bytes take %d", i.Size(), used)
 	}
@@ -570,23 +505,15 @@ func TestSFTPAppendUser(t *testing.T) {
 	for dir := p.dir; strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {
 		err = errors.Join(err, os.Chmod(dir, 0o755))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := p.c.SFTP(t.Context(), "65534:65534", p.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	s, err := sftp.NewClientPipe(c, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer s.Close()
 	f, err := s.OpenFile("it", os.O_WRONLY|os.O_APPEND)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = f.Write([]byte("y"))
 	if err := errors.Join(err, f.Close()); err != nil || p.holds("it") != "xy" {
 		t.Errorf("%q, %v", p.holds("it"), err)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -17,9 +18,7 @@ import (
 func TestRefusedWhileWriting(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	ln, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { ln.Close() })
 	go func() {
 		for {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/disk"
 )
 
@@ -20,18 +21,12 @@ func TestCap(t *testing.T) {
 	used := func() int64 {
 		t.Helper()
 		n, err := disk.Space{}.Used(folder)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return n
 	}
-	if err := write("there", 8<<20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, write("there", 8<<20))
 	for range 2 {
-		if err := (disk.Space{}).Cap(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (disk.Space{}).Cap(folder))
 	}
 	before := used()
 	if err := write("more", 4<<20); !errors.Is(err, unix.ENOSPC) {
@@ -52,17 +47,13 @@ func TestCap(t *testing.T) {
 		t.Error(err)
 	}
 	for range 2 { // it is at what there was, not at what is left
-		if err := (disk.Space{}).Cap(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (disk.Space{}).Cap(folder))
 	}
 	if err := write("again", 6<<20); err != nil {
 		t.Errorf("in its place: %v", err)
 	}
 	for range 2 {
-		if err := (disk.Space{}).Uncap(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, (disk.Space{}).Uncap(folder))
 	}
 	if err := write("more", 8<<20); err != nil {
 		t.Errorf("afterwards: %v", err)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
@@ -33,16 +34,12 @@ func hostile(t *testing.T, dir string) {
 		}
 		_ = unix.Close(was)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f, err := unix.Openat(at, "bottom", unix.O_CREAT|unix.O_WRONLY, 0o600)
 	if err == nil {
 		_, err = unix.Write(f, []byte("found"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, _ = unix.Close(f), unix.Close(at)
 	one := filepath.Join(dir, "one")
 	for _, err := range []error{
@@ -52,32 +49,24 @@ func hostile(t *testing.T, dir string) {
 		unix.Setxattr(dir, "trusted.overlay.opaque", []byte("y"), 0),
 		os.WriteFile(filepath.Join(dir, "odd \xff\n\x1b[31m"), nil, 0o600),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	for i := range 2000 {
-		if err := os.Link(one, fmt.Sprintf("%s%d-%0200d", one, i, i)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Link(one, fmt.Sprintf("%s%d-%0200d", one, i, i)))
 	}
 	sparse, err := os.Create(filepath.Join(dir, "sparse"))
 	if err == nil {
 		_, err = sparse.WriteAt([]byte("end"), 1<<40)
 		err = errors.Join(err, sparse.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 // bottom reads what lies at the end of the deepest path.
 func bottom(t *testing.T, dir string) string {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for {
 		next, err := unix.Openat(at, "deep", unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -88,14 +77,10 @@ func bottom(t *testing.T, dir string) string {
 	}
 	defer unix.Close(at)
 	f, err := unix.Openat(at, "bottom", unix.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := make([]byte, 16)
 	n, err := unix.Read(f, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_ = unix.Close(f)
 	return string(b[:n])
 }
@@ -107,17 +92,13 @@ func checkSpace() error { return nil }
 func TestContentOfHostileTree(t *testing.T) {
 	from := made(t)
 	tree := filepath.Join(disk.Layer(from), "t")
-	if err := os.Mkdir(tree, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(tree, 0o700))
 	hostile(t, tree)
 	if err := exec.Command("cp", "-a", tree, t.TempDir()).Run(); err == nil {
 		t.Error("cp can copy it: it shows nothing")
 	}
 	thaw, err := disk.Freeze(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var packed bytes.Buffer
 	copied, unpacked := made(t), t.TempDir()
 	if err := disk.Copy(t.Context(), from, copied, checkSpace); !errors.Is(err, unix.EBUSY) {
@@ -128,20 +109,14 @@ func TestContentOfHostileTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What comes later is not in them.
-	if err := os.WriteFile(filepath.Join(tree, "later"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(tree, "later"), nil, 0o600))
 	if packed.Len() > 16<<20 {
 		t.Errorf("holes have become %d bytes", packed.Len())
 	}
-	if err := disk.Unpack(t.Context(), unpacked, bytes.NewReader(packed.Bytes()), checkSpace); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Unpack(t.Context(), unpacked, bytes.NewReader(packed.Bytes()), checkSpace))
 	t.Cleanup(func() { _ = disk.Detach(unpacked) })
 	for name, folder := range map[string]string{"copied": copied, "unpacked": unpacked} {
-		if err := disk.Attach(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, disk.Attach(folder))
 		at := filepath.Join(disk.Layer(folder), "t")
 		if got := bottom(t, at); got != "found" {
 			t.Errorf("%s: at the bottom there is %q", name, got)
@@ -160,13 +135,9 @@ func TestContentOfHostileTree(t *testing.T) {
 	}
 
 	looked := filepath.Join(t.TempDir(), "looked")
-	if err := errors.Join(os.Mkdir(looked, 0o700), disk.Unpack(t.Context(), looked, &packed, checkSpace)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(looked, 0o700), disk.Unpack(t.Context(), looked, &packed, checkSpace)))
 	root, err := disk.Look(looked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if text, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/layer/t/one", root.Fd())); err != nil || string(text) != "x" {
 		t.Errorf("looking: %q, %v", text, err)
 	}
@@ -187,9 +158,7 @@ func TestMoveAndDrop(t *testing.T) {
 	if err := disk.Drop(from); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("removing one that is attached: %v", err)
 	}
-	if err := disk.Detach(from); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Detach(from))
 	for range 2 {
 		if err := disk.Move(from, to); err != nil || disk.Exists(from) || !disk.Exists(to) {
 			t.Fatalf("moved: %v, %v %v", err, disk.Exists(from), disk.Exists(to))
@@ -217,9 +186,7 @@ func TestFreeze(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	for range 2 {
-		if err := disk.Thaw(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, disk.Thaw(folder))
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -228,12 +195,8 @@ func TestFreeze(t *testing.T) {
 	if _, err := disk.Freeze(folder); err != nil {
 		t.Fatal(err)
 	}
-	if err := disk.Detach(folder); err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Attach(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Detach(folder))
+	must.OK(t, disk.Attach(folder))
 	if _, err := os.Stat(filepath.Join(disk.Layer(folder), "f")); err != nil {
 		t.Error(err)
 	}
@@ -243,13 +206,9 @@ func TestFreeze(t *testing.T) {
 func TestUnpackRefuses(t *testing.T) {
 	testnet.Privileged(t)
 	folder := made(t)
-	if err := disk.Detach(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Detach(folder))
 	var packed bytes.Buffer
-	if err := disk.Pack(t.Context(), folder, &packed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Pack(t.Context(), folder, &packed))
 	whole := packed.Bytes()
 	full := errors.New("there is no room")
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -273,23 +232,15 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 	// A large one is asked for room.
 	data := bytes.Repeat([]byte("data"), 4<<20)
-	if err := os.WriteFile(filepath.Join(disk.Layer(folder), "large"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Detach(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(disk.Layer(folder), "large"), data, 0o600))
+	must.OK(t, disk.Detach(folder))
 	to := made(t)
-	if err := disk.Detach(to); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Detach(to))
 	if err := disk.Copy(t.Context(), folder, to, func() error { return full }); err != nil && !errors.Is(err, full) {
 		t.Errorf("copied without room: %v", err)
 	}
 	packed.Reset()
-	if err := disk.Pack(t.Context(), folder, &packed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Pack(t.Context(), folder, &packed))
 	if err := disk.Unpack(t.Context(), to, &packed, func() error { return full }); !errors.Is(err, full) {
 		t.Errorf("unpacked without room: %v", err)
 	}

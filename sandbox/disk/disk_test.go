@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
@@ -17,9 +18,7 @@ func made(t *testing.T) string {
 	t.Helper()
 	testnet.Privileged(t)
 	folder := t.TempDir()
-	if err := disk.Make(folder, disk.Min); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Make(folder, disk.Min))
 	t.Cleanup(func() {
 		if err := disk.Detach(folder); err != nil {
 			t.Error(err)
@@ -33,21 +32,15 @@ func made(t *testing.T) string {
 func TestDiskKeepsAndBounds(t *testing.T) {
 	folder := made(t)
 	file := filepath.Join(folder, "memory/kept")
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("x"), 0o600))
 	for range 2 {
-		if err := disk.Detach(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, disk.Detach(folder))
 	}
 	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it is in sight of a disk that is detached: %v", err)
 	}
 	for range 2 {
-		if err := disk.Attach(folder); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, disk.Attach(folder))
 	}
 	if data, err := os.ReadFile(file); err != nil || string(data) != "x" {
 		t.Errorf("got %q, %v", data, err)
@@ -65,26 +58,18 @@ func TestDiskKeepsAndBounds(t *testing.T) {
 func TestHold(t *testing.T) {
 	folder := made(t)
 	file := filepath.Join(folder, "memory/kept")
-	if err := errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)))
 	release, err := disk.Hold(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
 	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, release())
 	if _, err := os.Stat(file); err == nil {
 		t.Error("it is in sight afterwards")
 	}
 	// One that is awake is left so.
-	if err := disk.Attach(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Attach(folder))
 	release, err = disk.Hold(folder)
 	if err = errors.Join(err, release()); err != nil {
 		t.Fatal(err)
@@ -100,18 +85,14 @@ func TestHold(t *testing.T) {
 func TestHoldKeepsOthersWaiting(t *testing.T) {
 	folder := made(t)
 	file := filepath.Join(folder, "memory/kept")
-	if err := errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)))
 	for _, attach := range []bool{true, false} { // by Hold attached, then already
 		step := disk.Detach
 		if attach {
 			step = disk.Attach
 		}
 		release, err := disk.Hold(folder)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		done := make(chan error, 1)
 		go func() { done <- step(folder) }()
 		select {
@@ -122,9 +103,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 		if data, err := os.ReadFile(file); err != nil || string(data) != "x" {
 			t.Errorf("while it is held: %q, %v", data, err)
 		}
-		if err := errors.Join(release(), <-done); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(release(), <-done))
 		_, memory := os.Stat(file)
 		_, layer := os.Stat(disk.Layer(folder))
 		if (memory == nil) != attach || (layer == nil) != attach {
@@ -146,26 +125,18 @@ func TestDiskRefuses(t *testing.T) {
 		t.Errorf("with a file in the way: %v", err)
 	}
 	folder = made(t)
-	if err := disk.Detach(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Detach(folder))
 	image := filepath.Join(folder, "disk.img")
 	whole, err := os.ReadFile(image)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(image, make([]byte, disk.Min), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(image, make([]byte, disk.Min), 0o600))
 	if err := disk.Attach(folder); err == nil {
 		t.Error("a disk of zeros was attached")
 	} else {
 		t.Log(err)
 	}
 	// The way back is a copy of it.
-	if err := os.WriteFile(image, whole, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(image, whole, 0o600))
 	if err := disk.Attach(folder); err != nil {
 		t.Errorf("a disk that was put back: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
@@ -19,9 +20,7 @@ func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
 	testnet.Privileged(t)
 	// A file system of the test's own: others write to the machine's.
 	host := t.TempDir()
-	if err := disk.Make(host, 512<<20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Make(host, 512<<20))
 	t.Cleanup(func() {
 		// The kernel lets go of the other's file when nobody looks at its device any
 		// more, which who watches devices may do for a moment.
@@ -39,12 +38,8 @@ func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
 	})
 	s := disk.Space{Dir: disk.Layer(host)}
 	folder := filepath.Join(s.Dir, "a")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Make(folder, 128<<20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(folder, 0o700))
+	must.OK(t, disk.Make(folder, 128<<20))
 	t.Cleanup(func() {
 		if err := disk.Detach(folder); err != nil {
 			t.Error(err)
@@ -56,17 +51,13 @@ func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
 		if err == nil {
 			used, err = s.Used(folder)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return free, used
 	}
 	const size, slack = 64 << 20, 8 << 20
 	free, used := look()
 	file := filepath.Join(folder, "memory/file")
-	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, make([]byte, size), 0o600))
 	for _, when := range []string{"at once", "when it has been synced"} {
 		f, u := look()
 		if took := free - f; took < size-slack || took > size+slack {

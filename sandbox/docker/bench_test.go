@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -62,9 +63,7 @@ func BenchmarkCommand(b *testing.B) {
 			var took []time.Duration
 			for b.Loop() {
 				begin := time.Now()
-				if err := way.do(); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, way.do())
 				took = append(took, time.Since(begin))
 			}
 			slices.Sort(took)

@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 )
@@ -26,15 +27,11 @@ func (l *testEngine) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Cont
 	cfg := l.runtime.cfg
 	cfg.Agent, cfg.Dir = l.sleeper, t.TempDir()
 	r, err := New(t.Context(), l.engine, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r, func(c sandbox.Container) string {
 		t.Helper()
 		mem := t.TempDir()
-		if err := os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600))
 		c.Mounts = append(c.Mounts, sandbox.Mount{Source: mem, Target: "/memory"})
 		if _, err := r.Create(t.Context(), c); err != nil {
 			t.Fatal(err)
@@ -57,9 +54,7 @@ func (l *testEngine) asleep(t *testing.T) (r *Runtime, id, dir string, lines int
 	id = start(l.container(t, testImage))
 	dir = filepath.Join(vault(t), "image")
 	lines = l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, false, nil))
 	return r, id, dir, lines
 }
 
@@ -90,9 +85,7 @@ func (l *testEngine) await(t *testing.T, id string, n int) {
 func vault(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "ram")
-	if err := tmpfs.Mount(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, tmpfs.Mount(dir))
 	t.Cleanup(func() {
 		if err := tmpfs.Unmount(dir); err != nil {
 			t.Error(err)
@@ -106,9 +99,7 @@ func TestPause(t *testing.T) {
 	r, start := l.sleepers(t)
 	id := start(l.container(t, testImage))
 	for range 2 { // the second finds it so
-		if err := r.Pause(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Pause(t.Context(), id))
 	}
 	st, err := r.Status(t.Context(), id)
 	if err != nil || !st.Running || !st.Paused || st.Link == 0 {
@@ -120,9 +111,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("a paused sandbox took %d ticks of CPU time in 0.3 s", after-before)
 	}
 	for range 2 {
-		if err := r.Resume(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Resume(t.Context(), id))
 	}
 	if st, err := r.Status(t.Context(), id); err != nil || !st.Running || st.Paused {
 		t.Errorf("status after resuming: %+v, %v", st, err)
@@ -134,9 +123,7 @@ func TestPause(t *testing.T) {
 func ticks(t *testing.T, pid int) int {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')'):]))
 	user, _ := strconv.Atoi(f[12])
 	system, _ := strconv.Atoi(f[13])
@@ -149,25 +136,17 @@ func TestCheckpointAndRestore(t *testing.T) {
 	c := l.container(t, testImage)
 	id := start(c)
 	exits, err := r.Exits(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shell := l.sh(t, id, "pgrep -f '[/]memory/start'")
 	dir := filepath.Join(vault(t), "image")
 	for i := range 2 {
 		n := l.lines(t, id)
 		// As a caller leaves it that ended before it heard of the restore.
 		info, err := r.inspect(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		note := filepath.Join(r.layout.handshakes(), info.ID)
-		if err := os.WriteFile(note, []byte("/was\n"+markBegun+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(note, []byte("/was\n"+markBegun+"\n"), 0o600))
+		must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, false, nil))
 		if _, err := r.CancelRestore(t.Context(), id); err != nil {
 			t.Errorf("after what it has written: %v", err)
 		}
@@ -178,9 +157,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 			l.restartEngine(t) // what the engine knows of a run is lost; ours is not
 		}
 		st, err := r.Restore(t.Context(), id, dir, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if !st.Running || st.Link == 0 {
 			t.Errorf("status after waking: %+v", st)
 		}
@@ -207,9 +184,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	t.Run("of a container older than the engine", func(t *testing.T) {
 		l.restartEngine(t)
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, false, nil))
 		if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -217,19 +192,13 @@ func TestCheckpointAndRestore(t *testing.T) {
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("leaving it running", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 		l.await(t, id, l.lines(t, id)+3)
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("without a guard", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(l.pinPath()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, false, nil))
+		must.OK(t, os.Remove(l.pinPath()))
 		_, err := r.Restore(t.Context(), id, dir, nil)
 		if perr := l.pin(); perr != nil {
 			t.Fatal(perr)
@@ -243,9 +212,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	})
 	t.Run("a damaged image", func(t *testing.T) {
 		pages := filepath.Join(dir, "checkpoint.img")
-		if err := os.Truncate(pages, 4096); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Truncate(pages, 4096))
 		if _, err := r.Restore(t.Context(), id, dir, nil); err == nil {
 			t.Error("memory was restored from a part of it")
 		}
@@ -282,13 +249,9 @@ func TestStartsAfterRestoreFails(t *testing.T) {
 	l := need(t)
 	r, start := l.sleepers(t)
 	id := start(l.container(t, testImage))
-	if err := r.Stop(t.Context(), id, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Stop(t.Context(), id, 0))
 	info, err := r.inspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := r.Restore(t.Context(), id, t.TempDir(), nil); err == nil {
 		t.Error("restored from nothing")
 	}
@@ -302,9 +265,7 @@ func TestStartsAfterRestoreFails(t *testing.T) {
 		return nil
 	})
 	note := filepath.Join(r.layout.handshakes(), info.ID)
-	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600))
 	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
 		t.Errorf("started: %+v, %v", st, err)
 	}
@@ -328,9 +289,7 @@ func TestUsage(t *testing.T) {
 	l := need(t)
 	id := l.start(t, l.container(t, testImage))
 	before, err := l.runtime.Usage(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.sh(t, id, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; ping -c1 -W1 "+testGateway.String()+" >/dev/null 2>&1; (echo x >/dev/udp/"+testGateway.String()+"/9) 2>/dev/null; :")
 	after, err := l.runtime.Usage(t.Context(), id)
 	if err != nil || after.CPU < before.CPU+20*time.Millisecond {
@@ -355,32 +314,22 @@ func TestResident(t *testing.T) {
 			l.sh(t, id, fmt.Sprintf(`perl -e '$x = "a" x %d; open F, ">/full"; close F; sleep 1000' >/dev/null 2>&1 </dev/null & until [ -e /full ]; do sleep 0.1; done`, more))
 		}
 		said, err := r.Resident(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 		var took int64
 		files, _ := filepath.Glob(filepath.Join(dir, "*"))
 		for _, f := range files {
 			info, err := os.Stat(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			took += info.Size()
 		}
 		t.Logf("with %d MiB more: %d MiB resident, a checkpoint of %d MiB", more>>20, said>>20, took>>20)
 		if said < more || took > said+16<<20 || said > took+64<<20 {
 			t.Errorf("with %d bytes more: %d are said to be resident, and a checkpoint takes %d", more, said, took)
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.RemoveAll(dir))
 	}
-	if err := r.Stop(t.Context(), id, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Stop(t.Context(), id, 0))
 	if n, err := r.Resident(t.Context(), id); err == nil {
 		t.Errorf("a sandbox that is stopped has %d bytes resident", n)
 	}
@@ -391,15 +340,9 @@ func (l *testEngine) restartEngine(t *testing.T) {
 	t.Helper()
 	p := l.engine.parts[1]
 	p.Signal(syscall.Signal(unix.SIGKILL))
-	if err := p.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.launch(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.await(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Wait(t.Context()))
+	must.OK(t, p.launch())
+	must.OK(t, p.await(t.Context()))
 }
 
 // Nothing of a sandbox runs before its memory has been filled in, nor where that
@@ -408,9 +351,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 	l := need(t)
 	r, id, dir, n := l.asleep(t)
 	info, err := r.inspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	asleep := func(t *testing.T) {
 		t.Helper()
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running {
@@ -426,9 +367,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 	})
 	t.Run("of a process that has ended", func(t *testing.T) {
 		n, err := newHandshake(filepath.Join(r.layout.handshakes(), info.ID))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		time.AfterFunc(time.Second, n.unlock) // as the kernel does
 		began := time.Now()
 		_, err = r.client.ContainerStart(t.Context(), info.ID, client.ContainerStartOptions{})
@@ -448,9 +387,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		if err == nil {
 			err = n.publish(dir)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n.close()
 		if known, err := r.CancelRestore(t.Context(), id); !known || err != nil {
 			t.Errorf("the next process is told: %v, %v", known, err)
@@ -470,9 +407,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 				err = os.Truncate(path, info.Size()/2)
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, err = r.Restore(t.Context(), id, bad, nil)
 		if err == nil || errors.Is(err, sandbox.ErrRan) {
 			t.Errorf("got %v", err)
@@ -481,9 +416,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 	})
 	t.Run("which takes its time", func(t *testing.T) {
 		aside := dir + ".aside"
-		if err := os.Rename(dir, aside); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Rename(dir, aside))
 		st, err := r.Restore(t.Context(), id, dir, func() error {
 			time.Sleep(time.Second)
 			return os.Rename(aside, dir)
@@ -514,9 +447,7 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 		t.Error("it started without an engine")
 	}
 	time.Sleep(1500 * time.Millisecond) // for the guard
-	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(p.launch(), p.await(t.Context())))
 	if st, err := r.Status(t.Context(), id); err != nil || st.Running {
 		t.Errorf("it runs, though the wake has failed: %+v, %v", st, err)
 	}
@@ -533,9 +464,7 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 	l := need(t)
 	r, id, dir, _ := l.asleep(t)
 	info, err := r.inspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := l.engine.parts[1]
 	note := filepath.Join(r.layout.handshakes(), info.ID)
 	died := make(chan error, 1)
@@ -556,17 +485,13 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 	if !errors.Is(err, sandbox.ErrRan) {
 		t.Errorf("got %v", err)
 	}
-	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(p.launch(), p.await(t.Context())))
 	for range 2 { // so is the next process of ours
 		if known, err := r.CancelRestore(t.Context(), id); !known || !errors.Is(err, sandbox.ErrRan) {
 			t.Errorf("the next is told: %v, %v", known, err)
 		}
 	}
-	if err := r.Stop(t.Context(), id, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Stop(t.Context(), id, 0))
 	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
 		t.Errorf("starting it from its disk: %+v, %v", st, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -28,37 +29,23 @@ func TestFork(t *testing.T) {
 	t.Cleanup(func() { _ = r.Remove(t.Context(), child.ID) })
 
 	dir := filepath.Join(vault(t), "memory")
-	if err := r.Pause(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Pause(t.Context(), id))
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	if st, err := r.Status(t.Context(), id); err != nil || !st.Paused {
 		t.Errorf("after its checkpoint: %+v, %v", st, err)
 	}
 	from, err := r.Layer(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	to, err := r.Layer(t.Context(), child.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	written, err := os.ReadFile(filepath.Join(from, "lines"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if out, err := exec.Command("cp", "-a", "--", from+"/.", to+"/.").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	// What is open is looked for by its name.
-	if err := os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Resume(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600))
+	must.OK(t, r.Resume(t.Context(), id))
 	if _, err := r.Restore(t.Context(), child.ID, dir, nil); err != nil {
 		t.Fatal(err)
 	}

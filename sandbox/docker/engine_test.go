@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -45,15 +46,11 @@ func TestEngineKilled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	exits, err := l.runtime.Exits(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.sh(t, id, "setsid sh -c 'echo $$ >/root/pid; while :; do date +%s%N >/root/next; mv /root/next /root/beat; sleep 0.1; done' >/dev/null 2>&1 & until test -s /root/beat; do sleep 0.1; done")
 	pid := l.sh(t, id, "cat /root/pid")
 	status, err := l.runtime.Status(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, names := range [][]string{{"dockerd"}, {"containerd"}, {"containerd", "dockerd"}} {
 		t.Run(strings.Join(names, " and "), func(t *testing.T) {
 			old := map[string]int{}
@@ -135,9 +132,7 @@ func TestEngineTakenOver(t *testing.T) {
 	}
 	before := pids(l.engine)
 	again, err := StartEngine(t.Context(), l.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer again.Close()
 	after := pids(again)
 	for i := range before {
@@ -157,18 +152,12 @@ func TestEngineReconfigured(t *testing.T) {
 	l := need(t)
 	id := l.start(t, l.container(t, ""))
 	status, err := l.runtime.Status(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	path := newLayout(l.cfg).dockerdConfig()
 	old := l.part(t, "dockerd").Find()
-	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("{}"), 0o600))
 	again, err := StartEngine(t.Context(), l.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	again.Close()
 	if now := l.part(t, "dockerd").Find(); now == 0 || now == old {
 		t.Errorf("dockerd was %d and is %d: it was not restarted", old, now)
@@ -190,9 +179,7 @@ func TestGuard(t *testing.T) {
 			c := l.container(t, "")
 			c.Spec.Runtime = runtime
 			id := l.create(t, c)
-			if err := os.Remove(l.pinPath()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(l.pinPath()))
 			_, err := l.runtime.Start(t.Context(), id)
 			if perr := l.pin(); perr != nil {
 				t.Fatal(perr)
@@ -214,19 +201,11 @@ func TestGuardScript(t *testing.T) {
 	l := need(t)
 	dir := t.TempDir()
 	real := filepath.Join(dir, "it's real")
-	if err := os.WriteFile(real, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(real, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755))
 	pins := filepath.Join(dir, "pins")
-	if err := os.Mkdir(pins, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeStartShim(dir, "runsc", testBridge, pins, dir, real, "--flag"); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeStartShim(dir, "absent", "spdk-none", pins, dir, real); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(pins, 0o700))
+	must.OK(t, writeStartShim(dir, "runsc", testBridge, pins, dir, real, "--flag"))
+	must.OK(t, writeStartShim(dir, "absent", "spdk-none", pins, dir, real))
 	pin := filepath.Join(pins, "bridge-"+strconv.Itoa(l.bridge))
 	for _, tt := range []struct {
 		name, script string
@@ -245,9 +224,7 @@ func TestGuardScript(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			os.Remove(pin)
 			if tt.pinned {
-				if err := os.WriteFile(pin, nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(pin, nil, 0o600))
 			}
 			out, err := output(filepath.Join(dir, tt.script), tt.args...)
 			if tt.want == "" && (err == nil || !strings.Contains(out, "sallyport up")) {
@@ -300,9 +277,7 @@ func TestStartEngineRefuses(t *testing.T) {
 func TestConnect(t *testing.T) {
 	l := need(t)
 	e, err := Connect(t.Context(), l.engine.Host(), l.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := e.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // TestHandshakeReplaced: a handshake that is replaced is there at each moment, since a start
@@ -15,9 +17,7 @@ func TestHandshakeReplaced(t *testing.T) {
 	over := make(chan struct{})
 	for i := range 500 {
 		n, err := newHandshake(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n.close()
 		if i > 0 {
 			continue

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -37,12 +38,8 @@ func TestStartsWhateverIsInside(t *testing.T) {
 			t.Logf("%s: %s", a.name, out)
 		}
 		agent.Close()
-		if err := l.runtime.Stop(t.Context(), id, 0); err != nil {
-			t.Fatal(err)
-		}
-		if err := disk.Yield(filepath.Dir(filepath.Dir(c.Layer))); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.runtime.Stop(t.Context(), id, 0))
+		must.OK(t, disk.Yield(filepath.Dir(filepath.Dir(c.Layer))))
 		if _, err := l.runtime.Start(t.Context(), id); err != nil {
 			t.Errorf("%s: %v", a.name, err)
 			break

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -15,9 +16,7 @@ import (
 func TestImageIsNoPath(t *testing.T) {
 	l := need(t)
 	registry, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	asked := make(chan struct{}, 64)
 	go func() {
 		for {
@@ -32,9 +31,7 @@ func TestImageIsNoPath(t *testing.T) {
 	}()
 	id := l.create(t, l.container(t, ""))
 	images, err := l.engine.Images().Resolve(t.Context(), testImage, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	digits := strings.TrimPrefix(images.ID, "sha256:")
 	at := registry.Addr().String()
 	for name, ref := range map[string]string{

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -42,9 +43,7 @@ func TestSecondOfAnImage(t *testing.T) {
 func TestBegunLayerIsNotRemembered(t *testing.T) {
 	l := need(t)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "begun"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "begun"), nil, 0o600))
 	l.runtime.views = imageCache{}
 	c := l.container(t, "")
 	c.Trust, c.Layer = newAuthority(t, pkix.Name{CommonName: "three"}).pem, dir

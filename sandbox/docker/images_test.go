@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -52,9 +53,7 @@ func TestImagesOfEngine(t *testing.T) {
 	if err := im.Pull(t.Context(), name, nil, tell); !errors.Is(err, sandbox.ErrRegistry) {
 		t.Errorf("without a login: %v", err)
 	}
-	if err := im.Pull(t.Context(), name, robot{}, tell); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, im.Pull(t.Context(), name, robot{}, tell))
 	i, err := im.Find(t.Context(), name)
 	if err != nil || i.ID != fmt.Sprintf("sha256:%x", sha256.Sum256(config)) || len(i.Digests) != 1 {
 		t.Errorf("got %+v, %v", i, err)

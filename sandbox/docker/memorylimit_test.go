@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -32,17 +33,11 @@ func TestHeadroom(t *testing.T) {
 	bound := func() int64 {
 		t.Helper()
 		info, err := r.inspect(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		g, err := findMemoryCgroup(info.State.Pid, info.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		n, err := g.limited()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return n
 	}
 	hold(200) // perl takes twice what it is told
@@ -63,19 +58,13 @@ func TestHeadroom(t *testing.T) {
 	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 || bound() != limit {
 		t.Errorf("with room for less than it takes something was begun: %v, and it may have %d bytes", left, bound())
 	}
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	if have := bound(); have <= limit {
 		t.Errorf("it may have %d bytes while %d of it are written down", have, n)
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(dir))
 	for range 2 {
-		if err := r.RestoreMemoryLimit(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.RestoreMemoryLimit(t.Context(), id))
 		if have := bound(); have != limit {
 			t.Errorf("it may have %d bytes afterwards", have)
 		}
@@ -83,15 +72,11 @@ func TestHeadroom(t *testing.T) {
 	l.await(t, id, l.lines(t, id)+3)
 
 	n0 := l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, false, nil))
 	if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(dir))
 	l.await(t, id, n0+3)
 	if have := bound(); have != limit {
 		t.Errorf("it may have %d bytes after a wake", have)
@@ -99,53 +84,33 @@ func TestHeadroom(t *testing.T) {
 
 	// What is written still, of an earlier process's, is not held against it: not
 	// its files, which nobody finds any more.
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	written, err := os.Open(filepath.Join(dir, "checkpoint.img"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer written.Close()
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(dir))
 	info, err := r.inspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	writer := exec.Command("sh", "-c", "read end", "runsc", "checkpoint", info.ID)
 	end, err := writer.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, writer.Start())
 	if err := r.RestoreMemoryLimit(t.Context(), id); err == nil {
 		t.Error("its memory was limited while it was being written down")
 	}
 	l.await(t, id, l.lines(t, id)+3)
 	_ = end.Close()
 	_ = writer.Wait()
-	if err := errors.Join(written.Close(), r.RestoreMemoryLimit(t.Context(), id)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(written.Close(), r.RestoreMemoryLimit(t.Context(), id)))
 	if have := bound(); have != limit {
 		t.Errorf("it may have %d bytes when it has been written", have)
 	}
 
 	// Who takes what was meant for the checkpoint ends, as without one.
-	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	hold(160)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.RestoreMemoryLimit(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(dir))
+	must.OK(t, r.RestoreMemoryLimit(t.Context(), id))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		st, err := r.Status(t.Context(), id)
 		if err == nil && !st.Running {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/disk"
 )
@@ -31,9 +32,7 @@ grep -c . /proc/mounts`
 func (l *testEngine) diskful(t *testing.T, image, runtime string) sandbox.Container {
 	t.Helper()
 	folder := t.TempDir()
-	if err := disk.Make(folder, disk.Min); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, disk.Make(folder, disk.Min))
 	t.Cleanup(func() {
 		if err := disk.Detach(folder); err != nil {
 			t.Error(err)
@@ -50,9 +49,7 @@ func (l *testEngine) diskful(t *testing.T, image, runtime string) sandbox.Contai
 func (l *testEngine) taken(t *testing.T) (n int64) {
 	t.Helper()
 	out, err := exec.Command("du", "-sx", "--block-size=1", filepath.Join(l.cfg.DataDir, "engine")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := fmt.Sscan(string(out), &n); err != nil {
 		t.Fatal(err)
 	}
@@ -86,9 +83,7 @@ func TestMounts(t *testing.T) {
 				t.Errorf("writable, and not accounted for: %q", got)
 			}
 			info, err := l.runtime.inspect(t.Context(), id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, m := range info.Mounts {
 				if m.RW && m.Destination != "/memory" {
 					t.Errorf("the engine mounts %+v", m)
@@ -118,13 +113,9 @@ func TestMounts(t *testing.T) {
 				}
 			}
 			// Full, it starts again, and goes without a trace.
-			if err := l.runtime.Stop(t.Context(), id, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.runtime.Stop(t.Context(), id, 0))
 			folder := filepath.Dir(filepath.Dir(of.Layer))
-			if err := disk.Yield(folder); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, disk.Yield(folder))
 			if _, err := l.runtime.Start(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
@@ -148,13 +139,9 @@ func TestVolumesOfBefore(t *testing.T) {
 	image := l.derive(t, "before", "mkdir /srv/data && echo of the image >/srv/data/file", "VOLUME /srv/data")
 	c := l.diskful(t, image, sandbox.GVisor)
 	img, err := l.engine.Images().Resolve(t.Context(), image, false) // as it is
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	mac, err := l.runtime.hardwareAddr(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := l.runtime.client.ContainerCreate(t.Context(), l.runtime.options(c, img, mac, nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -169,9 +156,7 @@ func TestVolumesOfBefore(t *testing.T) {
 	child.Like = c.ID
 	l.create(t, child)
 	info, err := l.runtime.inspect(t.Context(), child.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !slices.ContainsFunc(info.Mounts, func(m container.MountPoint) bool { return m.Destination == "/srv/data" }) {
 		t.Errorf("the fork's mounts: %+v", info.Mounts)
 	}

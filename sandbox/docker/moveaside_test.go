@@ -12,6 +12,8 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // What is moved aside finds a name at once, however many the sandbox has taken and
@@ -19,19 +21,13 @@ import (
 func TestAside(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer root.Close()
 	long := strings.Repeat("l", 255)
 	for i, p := range []string{"x", long, "x"} {
-		if err := os.WriteFile(filepath.Join(dir, p), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, p), nil, 0o600))
 		to, err := moveAside(root, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if first := strings.HasSuffix(to, ".aside-1"); first != (i < 2) || i == 2 && to == "x.aside-2" {
 			t.Errorf("got %s", to)
 		}

@@ -6,15 +6,15 @@ import (
 
 	"github.com/moby/moby/client"
 	"github.com/vishvananda/netlink"
+
+	"sallyport/internal/test/must"
 )
 
 func TestNetwork(t *testing.T) {
 	l := need(t)
 	const bridge = "spdk1"
 	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
-	if err := netlink.LinkAdd(br); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, netlink.LinkAdd(br))
 	t.Cleanup(func() { netlink.LinkDel(br) })
 	cfg := l.runtime.cfg
 	cfg.Bridge, cfg.Dir = bridge, t.TempDir()
@@ -26,9 +26,7 @@ func TestNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 		res, err := l.engine.Client().NetworkInspect(t.Context(), bridge, client.NetworkInspectOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := res.Network.IPAM.Config; len(got) != 1 || got[0].Subnet != cfg.Subnet || got[0].Gateway != cfg.Gateway {
 			t.Errorf("addresses: got %+v, want %s", got, subnet)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/docker/process"
 )
 
@@ -45,13 +46,9 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 			cmd.Args[0] = "containerd-shim-of-none"
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.uid}, Cloneflags: tt.flags, Pdeathsig: syscall.SIGKILL}
 			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer in.Close()
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cmd.Start())
 			pid := cmd.Process.Pid
 			over := make(chan error, 1)
 			go func() { over <- cmd.Wait() }()
@@ -96,19 +93,13 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 func setuidShell(t *testing.T) string {
 	t.Helper()
 	shell, err := os.ReadFile("/bin/sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir, err := os.MkdirTemp("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	file := filepath.Join(dir, "sh")
 	err = errors.Join(os.WriteFile(file, shell, 0o700), os.Chmod(file, os.ModeSetuid|0o755), os.Chmod(dir, 0o711))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := (&exec.Cmd{Path: file, Args: []string{"sh", "-p", "-c", "id -u"}, SysProcAttr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534}}}).Output()
 	if err != nil || strings.TrimSpace(string(out)) != "0" {
 		return "" // as below a mount without them

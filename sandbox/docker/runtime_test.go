@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/client"
 	"github.com/vishvananda/netlink"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -80,9 +81,7 @@ func TestLife(t *testing.T) {
 	if got, _ := os.ReadFile(filepath.Join(memory, "memories.md")); string(got) != "remembered\n" {
 		t.Errorf("/memory on the host: got %q", got)
 	}
-	if err := l.runtime.Stop(t.Context(), id, 5*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.runtime.Stop(t.Context(), id, 5*time.Second))
 	if s, err := l.runtime.Status(t.Context(), id); err != nil || s.Running {
 		t.Errorf("after its stop: got %+v, %v", s, err)
 	}
@@ -92,9 +91,7 @@ func TestLife(t *testing.T) {
 	if got := l.sh(t, id, "cat /root/file /memory/memories.md"); got != "kept\nremembered" {
 		t.Errorf("after stop and start: got %q", got)
 	}
-	if err := l.runtime.Remove(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.runtime.Remove(t.Context(), id))
 	if _, err := l.runtime.Status(t.Context(), id); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("after its removal: got %v, want ErrNotFound", err)
 	}
@@ -118,9 +115,7 @@ func TestCreateFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before, err := l.list(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			c := l.container(t, "")
 			tt.change(&c)
 			_, err = l.runtime.Create(t.Context(), c)
@@ -141,9 +136,7 @@ func TestCreateFails(t *testing.T) {
 func TestCreateCancelled(t *testing.T) {
 	l := need(t)
 	before, err := l.list(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, after := range []time.Duration{time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		c := l.container(t, "")
@@ -209,9 +202,7 @@ func TestExec(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			code, err := l.exec(ctx, id, tt.command, streams)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if code != tt.code || out.String() != tt.out || errout.String() != tt.errout {
 				t.Errorf("got %d, %.80q, %.80q, want %d, %.80q, %.80q", code, out.String(), errout.String(), tt.code, tt.out, tt.errout)
 			}
@@ -258,9 +249,7 @@ func TestStopGrace(t *testing.T) {
 			go l.exec(t.Context(), id, wire.Command{Args: []string{"sh", "-c", tt.script}}, wire.Streams{})
 			l.sh(t, id, "until test -e /root/up; do sleep 0.1; done")
 			begin := time.Now()
-			if err := l.runtime.Stop(t.Context(), id, tt.grace); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.runtime.Stop(t.Context(), id, tt.grace))
 			if took := time.Since(begin); took < tt.min || took > tt.max {
 				t.Errorf("took %v, want %v to %v", took, tt.min, tt.max)
 			}
@@ -278,16 +267,10 @@ func TestExits(t *testing.T) {
 	l := need(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	exits, err := l.runtime.Exits(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stopped, removed, died := l.start(t, l.container(t, "")), l.start(t, l.container(t, "")), l.start(t, l.container(t, ""))
-	if err := l.runtime.Stop(ctx, stopped, time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.runtime.Remove(ctx, removed); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.runtime.Stop(ctx, stopped, time.Second))
+	must.OK(t, l.runtime.Remove(ctx, removed))
 	// Not through the Runtime: as if it ended by itself.
 	if _, err := l.engine.Client().ContainerKill(ctx, containerName(died), client.ContainerKillOptions{}); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -24,9 +25,7 @@ func newGuarded(t *testing.T, does string) guarded {
 		t.Skipf("no device to guard: %v", err)
 	}
 	for _, d := range []string{g.notes, g.image} {
-		if err := os.Mkdir(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(d, 0o700))
 	}
 	real := filepath.Join(dir, "real")
 	for path, text := range map[string]string{
@@ -35,13 +34,9 @@ func newGuarded(t *testing.T, does string) guarded {
 		filepath.Join(dir, "bridge-"+strings.TrimSpace(string(index))): "",
 		filepath.Join(g.image, "checkpoint.img"):                       "memory",
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(text), 0o700))
 	}
-	if err := writeStartShim(dir, "guard", "lo", dir, g.notes, real); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, writeStartShim(dir, "guard", "lo", dir, g.notes, real))
 	return g
 }
 
@@ -83,13 +78,9 @@ func TestGuardSaysWhatRan(t *testing.T) {
 			t.Parallel()
 			g := newGuarded(t, tt.does)
 			n, err := newHandshake(g.note())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer n.close()
-			if err := n.publish(g.image); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.publish(g.image))
 			n.unlock()
 			if err := g.start().Run(); err == nil {
 				t.Error("the guard has not failed")
@@ -114,13 +105,9 @@ func TestGuardSaysWhatRan(t *testing.T) {
 func TestGuardFolder(t *testing.T) {
 	g := newGuarded(t, `[ "$verb" = kill ] || [ "$(pwd)" = / ]`)
 	n, err := newHandshake(g.note())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer n.close()
-	if err := n.publish(g.image); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.publish(g.image))
 	begins := g.start()
 	begins.Dir = t.TempDir()
 	if err := begins.Run(); err != nil {
@@ -133,13 +120,9 @@ func TestGuardRefusedOnce(t *testing.T) {
 	refusal := `{"msg":"starting container: restoring container \\"c0\\": no such state","level":"error"}`
 	g := newGuarded(t, "[ $verb = restore ] || exit 0\nmkdir \"$log.one\" && exit 1\nprintf '%s' "+quote(refusal)+" >>\"$log\"\nexit 128")
 	n, err := newHandshake(g.note())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer n.close()
-	if err := n.publish(g.image); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.publish(g.image))
 	for range 2 {
 		if err := g.start().Run(); err == nil {
 			t.Error("the guard has not failed")
@@ -155,27 +138,17 @@ func TestGuardRefusedOnce(t *testing.T) {
 func TestGuardComesLate(t *testing.T) {
 	g := newGuarded(t, "[ $verb = kill ] || sleep 1")
 	old, err := newHandshake(g.note())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer old.close()
 	late := g.start()
-	if err := late.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, late.Start())
 	time.Sleep(300 * time.Millisecond) // it waits
 	next, err := newHandshake(g.note())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer next.close()
-	if err := next.publish(g.image); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, next.publish(g.image))
 	begins := g.start()
-	if err := begins.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, begins.Start())
 	time.Sleep(300 * time.Millisecond) // it has begun
 	old.unlock()
 	if err := late.Wait(); err == nil {

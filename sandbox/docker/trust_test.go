@@ -18,6 +18,7 @@ import (
 
 	"github.com/moby/moby/client"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -31,13 +32,9 @@ type authority struct {
 func newAuthority(t *testing.T, subject pkix.Name) *authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	template := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               subject,
@@ -48,13 +45,9 @@ func newAuthority(t *testing.T, subject pkix.Name) *authority {
 		KeyUsage:              x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
@@ -62,9 +55,7 @@ func newAuthority(t *testing.T, subject pkix.Name) *authority {
 func (a *authority) leaf(t *testing.T, host string) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(2),
 		DNSNames:     []string{host},
@@ -72,13 +63,9 @@ func (a *authority) leaf(t *testing.T, host string) []byte {
 		NotAfter:     time.Now().Add(time.Hour),
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})...)
 }
@@ -99,9 +86,7 @@ func (l *testEngine) deriveFrom(t *testing.T, image, ref, script string, changes
 	_, err := l.engine.Client().ContainerCommit(t.Context(), containerName(id), client.ContainerCommitOptions{
 		Reference: "sallyport/test:" + ref, Changes: append(changes, "USER root"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return "sallyport/test:" + ref
 }
 
@@ -153,9 +138,7 @@ func TestTrust(t *testing.T) {
 	own := newAuthority(t, pkix.Name{CommonName: "Corp Private Root"})
 	keys := t.TempDir()
 	for name, a := range map[string]*authority{"8443.pem": ours, "9443.pem": own} {
-		if err := os.WriteFile(filepath.Join(keys, name), a.leaf(t, "api.example.test"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(keys, name), a.leaf(t, "api.example.test"), 0o644))
 	}
 	// corp is an image that trusts the corporation's root.
 	corp := l.derive(t, "corp", strings.ReplaceAll(private, "OWN", string(own.pem)))

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -44,9 +45,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	testnet.Privileged(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"))
 	t.Cleanup(func() {
 		// Not lazily: nothing of a jail may be left that uses it.
 		if err := unix.Unmount(dir, 0); err != nil {
@@ -76,9 +75,7 @@ func sh(t *testing.T, dir, script string) {
 func (b *bench) open(t *testing.T) *channel.Channel {
 	t.Helper()
 	conn, err := fsjail.Open(b.Tree, b.key.Public().(ed25519.PublicKey))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := channel.New(netip.MustParseAddr("127.0.0.1"), channel.Options{
 		Key: b.key, Dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return conn, nil },
 	})
@@ -101,9 +98,7 @@ func body(t *testing.T, c *channel.Channel, method, target, contents string) (st
 		from = strings.NewReader(contents)
 	}
 	req, err := http.NewRequestWithContext(t.Context(), method, target, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, err := c.Do(req, true)
 	if err != nil {
 		return "", err
@@ -145,9 +140,7 @@ func TestFiles(t *testing.T) {
 func TestHostileFiles(t *testing.T) {
 	b := newBench(t)
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(outside, []byte("secret"), 0o600))
 	host := filepath.Dir(outside)
 	sh(t, b.Upper, `
 		ln -s `+outside+` link; ln -s `+host+` folder; ln -s ../../../../../../../../..`+outside+` up
@@ -187,9 +180,7 @@ func TestLinksAboveTheRoot(t *testing.T) {
 	b := newBench(t)
 	host := t.TempDir()
 	marker := filepath.Join(host, "marker")
-	if err := os.WriteFile(marker, []byte("of the host\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(marker, []byte("of the host\n"), 0o600))
 	up := strings.Repeat("../", 40)
 	sh(t, b.Upper, "mkdir -p root ."+host+"; echo of the sandbox >."+marker+
 		"; ln -s "+up+host[1:]+" root/up; ln -s "+up+marker[1:]+" root/file; ln -s "+host+" root/absolute; ln -s "+up+" root/top")
@@ -205,9 +196,7 @@ func TestLinksAboveTheRoot(t *testing.T) {
 	if got, err := os.ReadFile(marker); string(got) != "of the host\n" || err != nil {
 		t.Errorf("the host has %q, %v", got, err)
 	}
-	if err := os.Remove(marker); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(marker))
 	if got, err := body(t, c, http.MethodGet, at("", "/root/file"), ""); got != "changed" || err != nil {
 		t.Errorf("what was written by the link: %q, %v", got, err)
 	}
@@ -217,9 +206,7 @@ func TestLinksAboveTheRoot(t *testing.T) {
 func TestPrivileges(t *testing.T) {
 	b := newBench(t)
 	leaked, err := unix.Open(filepath.Join(t.TempDir(), "leaked"), unix.O_CREAT|unix.O_RDONLY, 0o600) // without O_CLOEXEC
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(leaked)
 	b.open(t)
 	var status string
@@ -228,9 +215,7 @@ func TestPrivileges(t *testing.T) {
 		text, _ := os.ReadFile("/proc/" + p + "/cmdline")
 		if string(text) == "sallyport\x00jail\x00" {
 			raw, err := os.ReadFile("/proc/" + p + "/status")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			status = string(raw)
 			open, _ := filepath.Glob("/proc/" + p + "/fd/*")
 			for _, fd := range open {
@@ -255,9 +240,7 @@ func children(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range tasks {
 		text, _ := os.ReadFile(f)
 		all = append(all, strings.Fields(string(text))...)

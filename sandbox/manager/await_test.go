@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 )
@@ -18,9 +19,7 @@ const spare = 1 << 20 // bytes of room that nobody needs
 func (b *roomBed) full(t *testing.T) (others *tmpfs.Reservation) {
 	t.Helper()
 	others, err := b.memory.Reserve(t.Context(), "another", b.ramSize-spare, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return others
 }
 
@@ -91,7 +90,7 @@ func TestStopDoesNotWaitForRoom(t *testing.T) {
 				others := b.full(t)
 				over := make(chan error, 1)
 				go func() { over <- call.do(b, t.Context()) }()
-				await(t, "it waits", func() bool { return b.waits(t) })
+				must.Soon(t, "it waits", func() bool { return b.waits(t) })
 
 				began := time.Now()
 				want := sandbox.ErrState
@@ -149,13 +148,11 @@ func TestAnotherHasTheName(t *testing.T) {
 			others := b.full(t)
 			over := make(chan error, 1)
 			go func() { over <- call(b, t.Context()) }()
-			await(t, "it waits", func() bool { return b.waits(t) })
+			must.Soon(t, "it waits", func() bool { return b.waits(t) })
 
 			old := b.entry("a")
 			spec := old.Rec.Spec
-			if err := errors.Join(b.halt(t.Context(), old, "being removed"), b.remove(t.Context(), old, "asked to")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(b.halt(t.Context(), old, "being removed"), b.remove(t.Context(), old, "asked to")))
 			another := b.entry("a") // before who waits knows
 			b.release(old)
 			err := b.create(t.Context(), another, "a", spec)
@@ -164,9 +161,7 @@ func TestAnotherHasTheName(t *testing.T) {
 			}
 			others.Release()
 			b.release(another)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if err := <-over; !errors.Is(err, sandbox.ErrNotFound) {
 				t.Errorf("who waited was told: %v", err)
 			}
@@ -266,7 +261,7 @@ func TestIdleIsStopped(t *testing.T) {
 	others := b.full(t)
 	over := make(chan error, 1)
 	go func() { over <- b.sleepIdle(t.Context(), i, "it was idle") }()
-	await(t, "it waits", func() bool { return b.waits(t) })
+	must.Soon(t, "it waits", func() bool { return b.waits(t) })
 	b.must(t)(b.Stop(t.Context(), "a"))
 	if err := <-over; err != nil {
 		t.Error(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/manifest"
@@ -27,9 +28,7 @@ func (u upper) Layers(_ context.Context, id string) (string, []string, error) {
 func (b *bed) changed(t *testing.T, name, since string) map[string]string {
 	t.Helper()
 	got := map[string]string{}
-	if err := b.Changes(t.Context(), name, since, func(c sandbox.Change) error { got[c.Path] = c.Kind; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Changes(t.Context(), name, since, func(c sandbox.Change) error { got[c.Path] = c.Kind; return nil }))
 	return got
 }
 
@@ -111,9 +110,7 @@ func TestChangesSinceAnothers(t *testing.T) {
 	b.put(t, b.live(t, "a"), "x")
 	b.keeps(t, "a", sandbox.SnapshotSpec{Name: "s"})
 	b.fork(t, "a", sandbox.ForkSpec{Snapshot: "s", Names: []string{"child"}})
-	if err := b.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Remove(t.Context(), "a"))
 	b.live(t, "a")
 	b.keeps(t, "a", sandbox.SnapshotSpec{Name: "s"})
 	if err := b.Changes(t.Context(), "child", "s", nil); !errors.Is(err, sandbox.ErrNoSnapshot) {

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -294,9 +295,7 @@ func TestReserveOfWhatIsKept(t *testing.T) {
 				// A child's files are in the layers of the test's engine.
 				s := &measured{dir: filepath.Dir(b.dir)}
 				free, err := s.Free()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				s.total = left - free
 				b.opt.Space, b.opt.Reserve = s, testReserve
 				err = do(b)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/disk"
@@ -30,9 +31,7 @@ func openWith(t *testing.T, h *faultHost, dir string, agent channel.Options) *Ma
 		Runtime:  h, Network: h, Authority: h, Secrets: h, Recorder: h,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Agent: agent,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return m
 }
 
@@ -56,14 +55,10 @@ func newBed(t *testing.T) *bed {
 func newBedIn(t *testing.T, dir string) *bed {
 	t.Helper()
 	key, err := seal.Open(filepath.Join(dir, "key", "key"), filepath.Join(dir, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := &bed{h: newFaultHost(), dir: filepath.Join(dir, "sandboxes"), ram: filepath.Join(dir, "ram"), key: key}
 	b.h.layers, b.h.ram = filepath.Join(dir, "layers"), b.ram
-	if err := os.Mkdir(b.ram, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(b.ram, 0o700))
 	b.open(t)
 	return b
 }
@@ -89,9 +84,7 @@ func (b *bed) open(t *testing.T) {
 		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), boot: b.boot,
 		Meter: b.counter, ramSize: b.ramSize,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.Manager = m
 }
 
@@ -102,9 +95,7 @@ func (b *bed) live(t *testing.T, name string) sandbox.Info {
 		t.Fatal(err)
 	}
 	i, err := b.Start(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.h.memory[i.ID] = "what it was thinking of"
 	return i
 }
@@ -112,9 +103,7 @@ func (b *bed) live(t *testing.T, name string) sandbox.Info {
 func (b *bed) must(t *testing.T) func(sandbox.Info, error) sandbox.Info {
 	return func(i sandbox.Info, err error) sandbox.Info {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return i
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
 	"sallyport/sandbox/agent/channel"
@@ -28,9 +29,7 @@ import (
 func fakeAgent(t *testing.T, head string, more []byte) channel.Options {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	all.Go(func() {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -14,9 +15,7 @@ import (
 func (b *bed) fork(t *testing.T, name string, spec sandbox.ForkSpec) []sandbox.Info {
 	t.Helper()
 	list, err := b.Fork(t.Context(), name, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return list
 }
 
@@ -72,9 +71,7 @@ func TestForkRunning(t *testing.T) {
 	// It is a sandbox like another.
 	b.must(t)(b.Hibernate(t.Context(), "b"))
 	b.must(t)(b.Wake(t.Context(), "b"))
-	if err := b.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Remove(t.Context(), "a"))
 	b.has(t, list[1], "thinking of files")
 }
 
@@ -176,9 +173,7 @@ func TestForkOfHalf(t *testing.T) {
 	}
 	b.h.fault = ""
 	if b.entries["a"].Rec.Restoring == "" { // the fault came before
-		if err := b.journal.Commit(&b.entries["a"].Stored, func(r *state.Record) { r.Restoring = "s" }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.journal.Commit(&b.entries["a"].Stored, func(r *state.Record) { r.Restoring = "s" }))
 	}
 	if _, err := b.Fork(t.Context(), "a", sandbox.ForkSpec{}); !errors.Is(err, sandbox.ErrState) {
 		t.Errorf("forking it: %v, want %v", err, sandbox.ErrState)

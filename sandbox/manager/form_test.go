@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"sallyport/internal/hostname"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -63,9 +64,7 @@ func FuzzSpec(f *testing.F) {
 		f.Add("/srv", "A", s)
 	}
 	good := sandbox.Spec{Image: "sallyport/base:1", Runtime: sandbox.GVisor}
-	if err := validate(good); err != nil {
-		f.Fatal(err)
-	}
+	must.OK(f, validate(good))
 	f.Fuzz(func(t *testing.T, workdir, env, user string) {
 		s := good
 		s.Workdir, s.Env, s.User = workdir, map[string]string{env: ""}, user

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/internal/image"
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -216,9 +217,7 @@ func TestImageOfASandbox(t *testing.T) {
 	if i, err = m.Recover(t.Context(), "box"); err != nil || i.ImageID != second.ID || !strings.Contains(i.Lost, first.ID) || !strings.Contains(i.Lost, second.ID) {
 		t.Errorf("recovered without its image: of %q, lost %q, %v, want %q", i.ImageID, i.Lost, err, second.ID)
 	}
-	if err := m.Remove(t.Context(), "box"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Remove(t.Context(), "box"))
 	if err := m.RemoveImage(t.Context(), team); err != nil {
 		t.Error(err)
 	}

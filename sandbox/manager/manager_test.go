@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -20,17 +21,13 @@ import (
 func TestHalfMadeMakesWay(t *testing.T) {
 	b := newBed(t)
 	rec := state.Record{Name: "a", ID: newID(), Address: netip.MustParseAddr("10.9.0.3")}
-	if err := errors.Join(os.Mkdir(b.Manager.dir("a"), 0o700), rec.Write(b.Manager.dir("a"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(b.Manager.dir("a"), 0o700), rec.Write(b.Manager.dir("a"))))
 	i, created, err := b.GetOrCreate(t.Context(), "a", sandbox.Spec{})
 	if err != nil || !created || i.ID == rec.ID {
 		t.Errorf("got %+v, %v, %v", i, created, err)
 	}
 	// What is no such thing stays.
-	if err := os.Mkdir(b.Manager.dir("b"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(b.Manager.dir("b"), 0o700))
 	if _, _, err := b.GetOrCreate(t.Context(), "b", sandbox.Spec{}); !errors.Is(err, sandbox.ErrBadName) {
 		t.Errorf("a folder in the way: %v", err)
 	}
@@ -67,9 +64,7 @@ func TestStartFailsClosed(t *testing.T) {
 			h := newFaultHost()
 			m := open(t, h, t.TempDir())
 			i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			h.fault = fault
 			if _, err := m.Start(t.Context(), "a"); !errors.Is(err, errFault) {
 				t.Fatalf("got %v, want the fault", err)
@@ -110,9 +105,7 @@ func TestReconcile(t *testing.T) {
 			h, dir := newFaultHost(), t.TempDir()
 			m := open(t, h, dir)
 			i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, err := m.Start(t.Context(), "a"); err != nil {
 				t.Fatal(err)
 			}
@@ -155,9 +148,7 @@ func TestWatched(t *testing.T) {
 				h, dir := newFaultHost(), t.TempDir()
 				m := open(t, h, dir)
 				i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if _, err := m.Start(t.Context(), "a"); err != nil {
 					t.Fatal(err)
 				}
@@ -188,17 +179,11 @@ func TestHalfMadeIsRemoved(t *testing.T) {
 	h, dir := newFaultHost(), t.TempDir()
 	m := open(t, h, dir)
 	i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rec, err := state.Read(filepath.Join(dir, "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	rec.Ready = false
-	if err := rec.Write(filepath.Join(dir, "a")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, rec.Write(filepath.Join(dir, "a")))
 	m = open(t, h, dir)
 	if _, err := m.Get("a"); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("got %v, want it gone", err)
@@ -280,9 +265,7 @@ func TestDamagedRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "a", state.RecordFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "a", state.RecordFile), []byte("{"), 0o600))
 	m = open(t, h, dir)
 	if list := m.List(); len(list) != 1 || list[0].Name != "b" || list[0].State != sandbox.Running {
 		t.Errorf("got %v, want b running", list)
@@ -302,20 +285,14 @@ func TestAddresses(t *testing.T) {
 	var got []string
 	for _, name := range []string{"a", "b"} {
 		i, _, err := m.GetOrCreate(t.Context(), name, sandbox.Spec{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got = append(got, i.Address.String())
 	}
-	if err := m.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Remove(t.Context(), "a"))
 	m = open(t, h, dir) // also over a restart
 	for _, name := range []string{"c", "d", "e"} {
 		i, _, err := m.GetOrCreate(t.Context(), name, sandbox.Spec{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got = append(got, i.Address.String())
 	}
 	want := "10.9.0.3 10.9.0.4 10.9.0.5 10.9.0.6 10.9.0.3"
@@ -371,9 +348,7 @@ func TestListDoesNotWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := m.existing(t.Context(), "a") // as a call that is under way holds it
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	listed := make(chan []sandbox.Info)
 	go func() { listed <- m.List() }()
 	select {
@@ -398,15 +373,11 @@ func TestOthersDoNotWait(t *testing.T) {
 			t.Fatal(err)
 		}
 		i, err := m.Start(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ids = append(ids, i.ID)
 	}
 	e, err := m.existing(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	h.containers[ids[1]] = false
 	done := make(chan bool)
 	go func() {
@@ -435,9 +406,7 @@ func TestCloseDoesNotWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := m.existing(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	closed := make(chan error)
 	go func() { closed <- m.Close() }()
 	select {

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
@@ -80,15 +81,6 @@ func (b *roomBed) stall() (in func() int, goOn func()) {
 	return func() int { return int(n.Load()) }, sync.OnceFunc(func() { close(gate) })
 }
 
-func await(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come to this: %s", what)
-		}
-	}
-}
-
 // margin is CheckpointSize's, in bytes.
 const margin = 32 << 20
 
@@ -130,7 +122,7 @@ func TestRoomIsShared(t *testing.T) {
 			for i := range many {
 				over.Go(func() { errs[i] = write(b, ctx, fmt.Sprint("a", i)) })
 			}
-			await(t, "the owner's share is taken", func() bool { return in() >= fit })
+			must.Soon(t, "the owner's share is taken", func() bool { return in() >= fit })
 			other, cancel := context.WithTimeout(other, 10*time.Second)
 			defer cancel()
 			if i, err := b.Wake(other, "b"); err != nil || i.State != sandbox.Running {
@@ -138,7 +130,7 @@ func TestRoomIsShared(t *testing.T) {
 			}
 			// Those that wait are there for others who use them.
 			usable := map[int]bool{}
-			await(t, "all that wait can be used", func() bool {
+			must.Soon(t, "all that wait can be used", func() bool {
 				for i := range many {
 					if e := b.known(fmt.Sprint("a", i)); e.mu.TryLock() {
 						b.release(e)
@@ -308,9 +300,7 @@ func TestMemoryBesideItself(t *testing.T) {
 func TestConfinedWhenItIsFree(t *testing.T) {
 	testnet.Privileged(t)
 	b := newRoomBed(t, 1<<30)
-	if err := tmpfs.Mount(b.ram); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, tmpfs.Mount(b.ram))
 	t.Cleanup(func() {
 		if err := tmpfs.Unmount(b.ram); err != nil {
 			t.Error(err)
@@ -341,12 +331,8 @@ func TestConfinedWhenItIsGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := b.runs(t, "", "a")
-		if err := b.journal.Commit(&b.known("a").Stored, func(r *state.Record) { r.Sleep = state.Hibernating }); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Mkdir(filepath.Join(b.ram, i.ID+".part"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.journal.Commit(&b.known("a").Stored, func(r *state.Record) { r.Sleep = state.Hibernating }))
+		must.OK(t, os.Mkdir(filepath.Join(b.ram, i.ID+".part"), 0o700))
 		b.h.raised[i.ID] = true
 		b.open(t)
 		if i := b.must(t)(b.Get("a")); i.State != sandbox.Running || b.h.memory[i.ID] == "" {
@@ -365,12 +351,8 @@ func TestRoomAfterCrash(t *testing.T) {
 	b.runs(t, "", "a")
 	b.must(t)(b.Hibernate(t.Context(), "a"))
 	stray := filepath.Join(b.ram, "of-nobody")
-	if err := os.Mkdir(stray, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(stray, "checkpoint.img"), make([]byte, 2*asked-thoughts/2), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(stray, 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(stray, "checkpoint.img"), make([]byte, 2*asked-thoughts/2), 0o600))
 	b.open(t)
 	const patience = 500 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -385,8 +367,6 @@ func TestRoomAfterCrash(t *testing.T) {
 	if i := b.must(t)(b.Get("a")); i.State != sandbox.Hibernated {
 		t.Errorf("it is %v", i.State)
 	}
-	if err := os.RemoveAll(stray); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.RemoveAll(stray))
 	b.must(t)(b.Wake(t.Context(), "a"))
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/internal/test/model"
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 	"sallyport/sandbox"
 )
@@ -165,9 +166,7 @@ func seeds(t *testing.T, games int) (first int64, n int) {
 		return time.Now().UnixNano(), games
 	}
 	first, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return first, 1
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent"
 	"sallyport/sandbox/fsjail"
@@ -49,15 +50,11 @@ func TestFilesOfWhatDoesNotStart(t *testing.T) {
 	b.h.fault = "start"
 	file := filepath.Join(b.h.layers, i.ID, "file")
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := b.Files("a")
 	for range 2 {
 		_, from, err := f.Read(t.Context(), file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if b.entries["a"].mu.TryLock() {
 			t.Error("it can be started while its files are read")
 		}
@@ -105,14 +102,10 @@ func TestFilesEndWithTheSandbox(t *testing.T) {
 	b.must(t)(b.Stop(t.Context(), "a"))
 	b.h.fault = "start"
 	file := filepath.Join(b.h.layers, i.ID, "file")
-	if err := os.WriteFile(file, make([]byte, 16<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, make([]byte, 16<<20), 0o600))
 	read := func() io.ReadCloser {
 		_, from, err := b.Files("a").Read(t.Context(), file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return from
 	}
 	first := read()

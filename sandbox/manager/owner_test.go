@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/disk"
 )
@@ -100,9 +101,7 @@ func TestShareOfAnOwner(t *testing.T) {
 	if err := create(a, "again"); !errors.Is(err, sandbox.ErrQuota) {
 		t.Errorf("after a restart: %v", err)
 	}
-	if err := m.Remove(a, name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Remove(a, name))
 	if err := create(a, "again"); err != nil {
 		t.Errorf("in place of one that was removed: %v", err)
 	}
@@ -119,9 +118,7 @@ func TestShareOfThePool(t *testing.T) {
 	if _, _, err := m.GetOrCreate(ctx, "two", sandbox.Spec{}); !errors.Is(err, sandbox.ErrQuota) || m.poolSize() != 1 {
 		t.Errorf("%v, %d in the pool", err, m.poolSize())
 	}
-	if err := m.Remove(ctx, "one"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Remove(ctx, "one"))
 	if _, _, err := m.GetOrCreate(ctx, "two", sandbox.Spec{}); err != nil {
 		t.Errorf("in place of one that was removed: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -32,9 +33,7 @@ func openPooled(t *testing.T, h *faultHost, dir string, size int) *Manager {
 		Dir: dir, Subnet: netip.MustParsePrefix("10.9.0.0/27"), Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100},
 		Pool: size, Runtime: h, Network: h, Authority: h, Secrets: h, Recorder: h, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return m
 }
 
@@ -73,12 +72,8 @@ func TestPool(t *testing.T) {
 	if got, err := m.Get("a"); err != nil || got.State != sandbox.Running {
 		t.Errorf("after a restart: %+v, %v", got, err)
 	}
-	if err := m.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.refillPool(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.Remove(t.Context(), "a"))
+	must.OK(t, m.refillPool(t.Context()))
 	left, _ := filepath.Glob(filepath.Join(dir, ".*", "*"))
 	if len(left)+len(h.containers)+len(h.roots)+len(m.addresses) != 0 {
 		t.Errorf("left: %v, containers %v, roots %v, addresses %v", left, h.containers, h.roots, m.addresses)
@@ -156,31 +151,25 @@ func TestPoolAfterACrash(t *testing.T) {
 			m := pooledHost(t, h, dir)
 			rec := m.pool.ready[0]
 			was := rec.Name
-			must := func(err error) {
-				t.Helper()
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
 			rec.Name = "a"
 			if step != "waiting" {
-				must(rec.Write(m.dir(was)))
+				must.OK(t, rec.Write(m.dir(was)))
 			}
 			if step != "waiting" && step != "named" {
-				must(m.linkTo(rec.ID, "a"))
+				must.OK(t, m.linkTo(rec.ID, "a"))
 			}
 			if step == "moved" || step == "recorded" {
-				must(os.Rename(m.dir(was), m.dir("a")))
+				must.OK(t, os.Rename(m.dir(was), m.dir("a")))
 			}
 			if step == "recorded" {
 				rec.Ready = true
-				must(rec.Write(m.dir("a")))
+				must.OK(t, rec.Write(m.dir("a")))
 			}
 			m = openPooled(t, h, dir, 2)
 			if step != "moved" && !m.addresses[rec.Address] {
 				t.Error("its address may be given away")
 			}
-			must(m.refillPool(t.Context()))
+			must.OK(t, m.refillPool(t.Context()))
 			want := 2
 			if step == "recorded" {
 				want = 3

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -35,9 +36,7 @@ func (b *bed) owned(t *testing.T, ctx context.Context, name string) sandbox.Info
 		t.Fatal(err)
 	}
 	i, err := b.Start(ctx, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.h.memory[i.ID] = "what it was thinking of"
 	return i
 }
@@ -158,9 +157,7 @@ func TestStorageIsTold(t *testing.T) {
 	if i = b.must(t)(b.Get("a")); i.Storage != (sandbox.Storage{Disk: 5 << 20}) {
 		t.Errorf("it takes %+v", i.Storage)
 	}
-	if err := os.WriteFile(filepath.Join(b.h.layers, i.ID, "big"), make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(b.h.layers, i.ID, "big"), make([]byte, 1<<20), 0o600))
 	b.keeps(t, "a", sandbox.SnapshotSpec{})
 	i = b.must(t)(b.Hibernate(t.Context(), "a"))
 	if i.Storage.Snapshots < 1<<20 || i.Storage.Snapshots > 3<<20 || i.Storage.Memory == 0 || i.Storage.Total() != i.Storage.Disk+i.Storage.Snapshots+i.Storage.Memory {
@@ -181,12 +178,8 @@ func TestWhoHasMostIsRefusedFirst(t *testing.T) {
 		running(t, m, t.Context(), "neighbour")
 		// As if the snapshots were large.
 		kept := filepath.Join(m.snapshotsDir("keeper"), "s")
-		if err := os.MkdirAll(kept, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(kept, "disk"), make([]byte, 30<<20), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(kept, 0o700))
+		must.OK(t, os.WriteFile(filepath.Join(kept, "disk"), make([]byte, 30<<20), 0o600))
 		stop := watching(t, m)
 		time.Sleep(time.Minute)
 		s.write("neighbour", 20<<20)
@@ -204,9 +197,7 @@ func TestWhoHasMostIsRefusedFirst(t *testing.T) {
 		time.Sleep(time.Minute)
 		capped(t, m, "keeper", "second")
 		states(t, m, "keeper running, neighbour running, other stopped, second running")
-		if err := os.RemoveAll(kept); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.RemoveAll(kept))
 		s.write("", -60<<20)
 		time.Sleep(time.Second)
 		capped(t, m)

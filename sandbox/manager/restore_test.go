@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -17,14 +18,10 @@ func TestRestoreIsNotDenied(t *testing.T) {
 		"no checkpoint of its processes": func(_ *testing.T, b *bed, _ sandbox.Info) { b.h.fault = "checkpoint" },
 		"it does not stand still":        func(_ *testing.T, b *bed, _ sandbox.Info) { b.h.fault = "pause" },
 		"no room for a copy of its disk": func(t *testing.T, b *bed, i sandbox.Info) {
-			if err := os.WriteFile(filepath.Join(b.h.layers, i.ID, "big"), []byte(strings.Repeat("now", 12<<20)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(b.h.layers, i.ID, "big"), []byte(strings.Repeat("now", 12<<20)), 0o600))
 			s := &measured{dir: filepath.Dir(b.dir)}
 			free, err := s.Free()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			s.total = testReserve + 20<<20 - free
 			b.opt.Space, b.opt.Reserve = s, testReserve
 		},
@@ -102,9 +99,7 @@ func TestRestoreAsideCrashes(t *testing.T) {
 		b.open(t)
 		r := b.must(t)(b.Start(t.Context(), "a"))
 		list, err := b.Snapshots(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(list) == 1 {
 			b.has(t, r, "now") // it was not begun
 		} else {

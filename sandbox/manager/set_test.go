@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -50,21 +51,15 @@ func TestSet(t *testing.T) {
 		Runtime: h, Network: h, Authority: h, Secrets: h, Recorder: h, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Publish: func(_ netip.Addr, i sandbox.Info) { told = append(told, i) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	made, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{Env: map[string]string{"A": "1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := m.Start(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	set := sandbox.SpecChange{Tags: map[string]string{"team": "x"}, CPUs: ptr(2.0), Env: map[string]string{}}
 	got, err := m.Set(t.Context(), "a", set)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got.Spec.Tags["team"] != "x" || got.Spec.CPUs != 0 || got.Next == nil || got.Next.CPUs != 2 || len(got.Next.Env) != 0 || got.Spec.Env["A"] != "1" {
 		t.Errorf("got %+v with %+v next", got.Spec, got.Next)
 	}
@@ -183,9 +178,7 @@ func TestEphemeral(t *testing.T) {
 			h, dir := newFaultHost(), t.TempDir()
 			m := open(t, h, dir)
 			i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{Ephemeral: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			m = open(t, h, dir) // one that has had no session stays
 			if _, err := m.Start(t.Context(), "a"); err != nil {
 				t.Fatal(err)
@@ -238,9 +231,7 @@ func TestOfflineIsNobody(t *testing.T) {
 	h := newFaultHost()
 	m := open(t, h, t.TempDir())
 	i, _, err := m.GetOrCreate(t.Context(), "a", sandbox.Spec{Offline: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := m.Start(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -123,9 +124,7 @@ func TestUnusableMemory(t *testing.T) {
 		"of another sandbox": {func(t *testing.T, b *bed, path string) {
 			b.live(t, "b")
 			b.must(t)(b.Hibernate(t.Context(), "b"))
-			if err := os.Rename(filepath.Join(b.dir, "b", checkpointFile), path); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(filepath.Join(b.dir, "b", checkpointFile), path))
 		}, "another sandbox"},
 		"restored in vain": {func(_ *testing.T, b *bed, _ string) { b.h.fault = "filled" }, errFault.Error()},
 	} {
@@ -143,9 +142,7 @@ func TestUnusableMemory(t *testing.T) {
 				b.h.events = nil
 				i, err = b.Start(t.Context(), "a")
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if i.State != sandbox.Running || i.Session == before.Session || !strings.Contains(i.Lost, tt.says) {
 				t.Errorf("the answer: %+v, want one that says %q", i, tt.says)
 			}
@@ -177,9 +174,7 @@ func shrink(t *testing.T, path string) {
 	if err == nil {
 		err = os.Truncate(path, info.Size()-1)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 // TestSleepFaults: what fails leaves a sandbox that runs, or sleeps, and goes on.
@@ -231,9 +226,7 @@ func TestStopAsleep(t *testing.T) {
 			t.Errorf("started: %q, %+v", b.h.memory[i.ID], i)
 		}
 		b.must(t)(toSleep(t.Context(), "a"))
-		if err := b.Remove(t.Context(), "a"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.Remove(t.Context(), "a"))
 	}
 	if left, _ := filepath.Glob(b.ram + "/*"); len(left) > 0 {
 		t.Errorf("left in memory: %v", left)
@@ -268,9 +261,7 @@ func TestCrashes(t *testing.T) {
 				before := b.live(t, "a")
 				b.h.calls, b.h.crash = 0, at
 				crashed := ends(func() {
-					if err := change(b, t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, change(b, t.Context()))
 				})
 				if !crashed {
 					if at < 3 {
@@ -348,9 +339,7 @@ func TestWakeAfterLifetime(t *testing.T) {
 		b.must(t)(b.start(t, "a", sandbox.Spec{Lifetime: sandbox.Duration(time.Hour)}))
 		part := filepath.Join(b.dir, "a", checkpointFile+".part")
 		b.must(t)(sleep(b))
-		if err := os.WriteFile(part, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(part, nil, 0o600))
 		e := b.entries["a"]
 		e.mu.Lock()
 		e.Rec.Created = e.Rec.Created.Add(-2 * time.Hour)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
@@ -21,9 +22,7 @@ import (
 func (b *bed) put(t *testing.T, i sandbox.Info, text string) {
 	t.Helper()
 	for _, path := range []string{filepath.Join(b.h.layers, i.ID, "file"), filepath.Join(i.Memory, "note")} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)))
 	}
 }
 
@@ -40,9 +39,7 @@ func (b *bed) has(t *testing.T, i sandbox.Info, want string) {
 func (b *bed) keeps(t *testing.T, name string, spec sandbox.SnapshotSpec) sandbox.Snapshot {
 	t.Helper()
 	s, err := b.Snapshot(t.Context(), name, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -91,15 +88,11 @@ func TestSnapshotAndRestore(t *testing.T) {
 	if r := b.must(t)(b.Restore(t.Context(), "a", sandbox.RestoreSpec{Snapshot: "disk"})); r.State != sandbox.Stopped || disk.Memory {
 		t.Errorf("what was stopped is %s", r.State)
 	}
-	if err := b.RemoveSnapshot(t.Context(), "a", "s"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.RemoveSnapshot(t.Context(), "a", "s"))
 	if err := b.RemoveSnapshot(t.Context(), "a", "s"); !errors.Is(err, sandbox.ErrNoSnapshot) {
 		t.Errorf("removed twice: %v", err)
 	}
-	if err := b.Remove(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Remove(t.Context(), "a"))
 	if _, err := os.Stat(filepath.Join(b.dir, "a")); err == nil {
 		t.Error("its folder is left")
 	}
@@ -117,9 +110,7 @@ func TestSnapshotHarm(t *testing.T) {
 		"record cut": {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "record")) }, ""},
 		"of another snapshot": {func(t *testing.T, b *bed, dir string) {
 			b.keeps(t, "a", sandbox.SnapshotSpec{Name: "t"})
-			if err := os.Rename(filepath.Join(filepath.Dir(dir), "t", "disk"), filepath.Join(dir, "disk")); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(filepath.Join(filepath.Dir(dir), "t", "disk"), filepath.Join(dir, "disk")))
 		}, ""},
 		"memory cut":  {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "memory")) }, "damaged"},
 		"memory gone": {func(_ *testing.T, _ *bed, dir string) { _ = os.Remove(filepath.Join(dir, "memory")) }, "gone"},
@@ -165,9 +156,7 @@ func TestRetention(t *testing.T) {
 	b.live(t, "a")
 	names := func() (list []string) {
 		all, err := b.Snapshots(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, s := range all {
 			list = append(list, s.Name)
 		}
@@ -232,9 +221,7 @@ func TestSnapshotCrashes(t *testing.T) {
 				b.h.events = nil
 				b.h.calls, b.h.crash = 0, at
 				crashed := ends(func() {
-					if err := change(b, t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, change(b, t.Context()))
 				})
 				if !crashed {
 					if at < 2 {
@@ -325,9 +312,7 @@ func TestRemovalCutShort(t *testing.T) {
 		b.live(t, "a")
 		b.keeps(t, "a", sandbox.SnapshotSpec{Name: "s"})
 		dir := filepath.Join(b.dir, "a", "snapshots", "s")
-		if err := os.Rename(dir, pendingPath(dir, state.Lifecycle(b.entries["a"].Rec, "snapshot removed", ""), goneSuffix)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Rename(dir, pendingPath(dir, state.Lifecycle(b.entries["a"].Rec, "snapshot removed", ""), goneSuffix)))
 		b.h.events = nil
 		b.h.calls, b.h.crash = 0, at
 		crashed := ends(func() { b.open(t) })
@@ -358,9 +343,7 @@ func TestSnapshotOfAnother(t *testing.T) {
 	b.put(t, other, "of b")
 	b.keeps(t, "b", sandbox.SnapshotSpec{Name: "s", Memory: true})
 	at := func(name string) string { return filepath.Join(b.dir, name, "snapshots") }
-	if err := os.CopyFS(at("a"), os.DirFS(at("b"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(at("a"), os.DirFS(at("b"))))
 	refused := func(name string) {
 		t.Helper()
 		_, err := b.Restore(t.Context(), name, sandbox.RestoreSpec{Snapshot: "s"})
@@ -374,14 +357,10 @@ func TestSnapshotOfAnother(t *testing.T) {
 	if list, err := b.Snapshots(t.Context(), "a"); err != nil || len(list) != 0 {
 		t.Errorf("it is listed: %v, %v", list, err)
 	}
-	if err := b.Remove(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Remove(t.Context(), "b"))
 	again := b.live(t, "b")
 	b.put(t, again, "of another b")
-	if err := os.CopyFS(at("b"), os.DirFS(at("a"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(at("b"), os.DirFS(at("a"))))
 	refused("b")
 	b.has(t, again, "of another b")
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // A tree that is nested deeper than files can be open is removed all the same, and
@@ -15,14 +17,10 @@ func TestDeepTree(t *testing.T) {
 	dir := t.TempDir()
 	nest(t, dir, deep)
 	var had unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &had))
 	few := had
 	few.Cur = 200
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 	err := emptyTree(t.Context(), dir)
 	if rerr := unix.Setrlimit(unix.RLIMIT_NOFILE, &had); rerr != nil {
 		t.Fatal(rerr)
@@ -55,18 +53,14 @@ func nest(t *testing.T, dir string, deep int) {
 		}
 		unix.Close(was)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unix.Close(at)
 }
 
 // What reads a sandbox's files has bounds of its own, whatever there is to read and
 // to say.
 func TestRunBounds(t *testing.T) {
-	if err := run(t.Context(), nil, "sh", "-c", "ulimit -v"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), nil, "sh", "-c", "ulimit -v"))
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, "sh", "-c", "ulimit -v"); err != nil || out.String() != "1048576\n" {
 		t.Errorf("its memory: %q, %v", out.String(), err)

@@ -14,16 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/manifest"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // keep copies a folder as a snapshot keeps it.
 func keep(t *testing.T, folder string) string {
@@ -37,7 +31,7 @@ func keep(t *testing.T, folder string) string {
 func told(t *testing.T, roots ...manifest.Root) map[string]string {
 	t.Helper()
 	got := map[string]string{}
-	must(t, manifest.Compare(t.Context(), roots, func(c manifest.Change) error {
+	must.OK(t, manifest.Compare(t.Context(), roots, func(c manifest.Change) error {
 		if had, twice := got[c.Path]; twice {
 			t.Errorf("%s is told twice: %s and %s", c.Path, had, c.Kind)
 		}
@@ -123,7 +117,7 @@ func TestBackAgain(t *testing.T) {
 		i=0; while [ $i -lt 200 ]; do printf x | dd of=parts bs=1 seek=$((i*65536)) conv=notrunc 2>/dev/null; i=$((i+1)); done
 		touch -d '1960-01-01 00:00:00.25' d/f; touch -d 2200-01-01 p; chmod 2751 d/e; chmod 4755 parts; >$(printf '\001\377')`)
 	for name, value := range map[string]string{"trusted.overlay.opaque": "y", "trusted.own": "a\n=b", "user.x": "\x00\xff"} {
-		must(t, syscall.Setxattr(filepath.Join(dir, "d"), name, []byte(value), 0))
+		must.OK(t, syscall.Setxattr(filepath.Join(dir, "d"), name, []byte(value), 0))
 	}
 	then := keep(t, dir)
 	sh(t, dir, "cp -a . "+copied+`; tar --create --file=- --format=posix --numeric-owner --sparse --xattrs --xattrs-include='*' --acls . |
@@ -133,8 +127,8 @@ func TestBackAgain(t *testing.T) {
 			t.Errorf("%s: %v", folder, got)
 		}
 	}
-	must(t, syscall.Setxattr(filepath.Join(copied, "d"), "trusted.own", []byte("c"), 0))
-	must(t, syscall.Setxattr(filepath.Join(copied, "d"), "trusted.overlay.impure", []byte("y"), 0))
+	must.OK(t, syscall.Setxattr(filepath.Join(copied, "d"), "trusted.own", []byte("c"), 0))
+	must.OK(t, syscall.Setxattr(filepath.Join(copied, "d"), "trusted.overlay.impure", []byte("y"), 0))
 	if got := since(t, then, manifest.Root{At: "/", Folder: copied}); !cmp.Equal(got, map[string]string{"/d": "modified"}) {
 		t.Errorf("another attribute: %v", got)
 	}
@@ -144,7 +138,7 @@ func TestBackAgain(t *testing.T) {
 func TestFollowsNothing(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
 	sh(t, outside, "echo x >f; mkdir d; echo y >d/g")
-	must(t, os.Symlink(outside, filepath.Join(dir, "out")))
+	must.OK(t, os.Symlink(outside, filepath.Join(dir, "out")))
 	if got := told(t, manifest.Root{At: "/", Folder: dir}); !cmp.Equal(got, map[string]string{"/out": "added"}) {
 		t.Errorf("got %v", got)
 	}
@@ -163,7 +157,7 @@ func TestOverlay(t *testing.T) {
 		echo t >top/t; mkdir top/d top/k; echo x >top/d/x; mknod top/k/j c 0 0; ln -s a low/l`)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	mount := func() {
-		must(t, syscall.Mount("overlay", at("merged"), "overlay", 0, fmt.Sprintf("lowerdir=%s:%s,upperdir=%s,workdir=%s", at("top"), at("low"), at("upper"), at("work"))))
+		must.OK(t, syscall.Mount("overlay", at("merged"), "overlay", 0, fmt.Sprintf("lowerdir=%s:%s,upperdir=%s,workdir=%s", at("top"), at("low"), at("upper"), at("work"))))
 	}
 	mount()
 	t.Cleanup(func() { syscall.Unmount(at("merged"), 0) })

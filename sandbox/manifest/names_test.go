@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/manifest"
 )
 
@@ -28,11 +29,11 @@ func TestDeep(t *testing.T) {
 	sh(t, dir, "mkdir -p d/d/d/e/e/e; echo >d/d/d/e/e/e/f")
 	most := 0
 	got := map[string]bool{}
-	must(t, manifest.Compare(t.Context(), []manifest.Root{{At: "/", Folder: dir}}, func(c manifest.Change) error {
+	must.OK(t, manifest.Compare(t.Context(), []manifest.Root{{At: "/", Folder: dir}}, func(c manifest.Change) error {
 		got[c.Path] = true
 		if len(got)%100 == 0 {
 			open, err := os.ReadDir("/proc/self/fd")
-			must(t, err)
+			must.OK(t, err)
 			most = max(most, len(open))
 		}
 		return nil
@@ -61,7 +62,7 @@ func TestMovedMeanwhile(t *testing.T) {
 	err := manifest.Compare(t.Context(), []manifest.Root{{At: "/", Folder: dir}}, func(c manifest.Change) error {
 		got[c.Path] = true
 		if c.Path == strings.Repeat("/d", 290) {
-			must(t, os.Rename(dir+moved, outside+"/d"))
+			must.OK(t, os.Rename(dir+moved, outside+"/d"))
 		}
 		return nil
 	})
@@ -83,16 +84,16 @@ func TestNamesWithoutNumber(t *testing.T) {
 	dir := t.TempDir()
 	long := strings.Repeat("x", 240)
 	for _, folder := range []string{"a", "b"} { // beside each other they are not held together
-		must(t, os.Mkdir(filepath.Join(dir, folder), 0o700))
+		must.OK(t, os.Mkdir(filepath.Join(dir, folder), 0o700))
 		for i := range 5000 {
-			must(t, os.WriteFile(filepath.Join(dir, folder, fmt.Sprintf("%s%06d", long, i)), nil, 0o600))
+			must.OK(t, os.WriteFile(filepath.Join(dir, folder, fmt.Sprintf("%s%06d", long, i)), nil, 0o600))
 		}
 	}
 	root := manifest.Root{At: "/", Folder: dir}
-	must(t, manifest.Compare(t.Context(), []manifest.Root{root}, func(manifest.Change) error { return nil }))
-	must(t, os.Rename(filepath.Join(dir, "b"), filepath.Join(dir, "a", long+"002500b")))
-	must(t, os.Mkdir(filepath.Join(dir, "c"), 0o700))
-	must(t, os.WriteFile(filepath.Join(dir, "c", "file"), nil, 0o600))
+	must.OK(t, manifest.Compare(t.Context(), []manifest.Root{root}, func(manifest.Change) error { return nil }))
+	must.OK(t, os.Rename(filepath.Join(dir, "b"), filepath.Join(dir, "a", long+"002500b")))
+	must.OK(t, os.Mkdir(filepath.Join(dir, "c"), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "c", "file"), nil, 0o600))
 	got := map[string]bool{}
 	err := manifest.Compare(t.Context(), []manifest.Root{root}, func(c manifest.Change) error { got[c.Path] = true; return nil })
 	if err == nil || !strings.Contains(err.Error(), "more files than can be listed") {

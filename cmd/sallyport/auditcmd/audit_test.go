@@ -16,6 +16,7 @@ import (
 	"sallyport/audit/index"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 )
 
 // seeded is a configuration whose log has what a sandbox did around two snapshots.
@@ -23,9 +24,7 @@ func seeded(t *testing.T) (dir, file string) {
 	t.Helper()
 	dir, file = clitest.Configured(t, "")
 	l, err := audit.Open(filepath.Join(dir, "data/audit"), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	at := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC).UnixMilli()
 	add := func(events ...*audit.Event) {
@@ -34,9 +33,7 @@ func seeded(t *testing.T) (dir, file string) {
 			at += 1000
 			e.Time = at
 		}
-		if err := l.Append(t.Context(), events...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.Append(t.Context(), events...))
 	}
 	change := func(name, id, state, detail string) {
 		e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
@@ -128,17 +125,11 @@ func TestQuery(t *testing.T) {
 	if out := run(t, file, "query", "--sandbox", "demo", "--text", "because"); strings.Count(out, "\n") != 3 || !strings.Contains(out, "200") || !strings.Contains(out, "open") || strings.Contains(out, "\x1b") {
 		t.Errorf("a decision is not shown with its outcome:\n%s", out)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "data/index"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(dir, "data/index"), 0o700))
 	x, err := index.Open(t.Context(), filepath.Join(dir, "data/audit"), filepath.Join(dir, "data/index/audit.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer x.Close()
-	if err := x.Update(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, x.Update(t.Context(), nil))
 	check("by the index")
 }
 
@@ -197,18 +188,12 @@ func TestTimeline(t *testing.T) {
 	}
 	// Files that it remembers are among the rest by their times.
 	memory := filepath.Join(dir, "data/sandboxes/demo/memory")
-	if err := os.MkdirAll(memory, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(memory, 0o700))
 	for name, second := range map[string]int{"early.md": 1, "plan\x1b[2J.md": 6} {
 		f := filepath.Join(memory, name)
-		if err := os.WriteFile(f, []byte("text"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(f, []byte("text"), 0o600))
 		at := time.Date(2026, 12, 1, 0, 0, second, 5e8, time.UTC)
-		if err := os.Chtimes(f, at, at); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(f, at, at))
 	}
 	for _, format := range []string{"text", "csv", "table"} {
 		out := run(t, file, "timeline", "demo", "--from", "a", "--to", "b", "-o", format)

@@ -7,6 +7,7 @@ import (
 	"sallyport/cmd/sallyport/auditcmd"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 )
 
 // What `audit sink add` prints is a configuration, for each type.
@@ -16,9 +17,7 @@ func TestSinkAdd(t *testing.T) {
 		root := cli.Root("test", auditcmd.Command)
 		root.SetOut(&out)
 		root.SetArgs([]string{"audit", "sink", "add", kind, "--name", "one"})
-		if err := root.Execute(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, root.Execute())
 		c, err := config.Parse("sallyport.yaml", []byte(out.String()))
 		if err != nil || len(c.Audit.Sinks) != 1 || c.Audit.Sinks[0].Name != "one" || c.Audit.Sinks[0].Type != kind {
 			t.Errorf("%s: %v\n%s", kind, err, out.String())

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/internal/sarif"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -25,12 +26,8 @@ func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 }
 

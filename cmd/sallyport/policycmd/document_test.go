@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sallyport/internal/test/doctest"
+	"sallyport/internal/test/must"
 )
 
 // opa is OPA's own command line, where it can be had.
@@ -79,20 +80,14 @@ func (p prompt) follow(document string, ran int) {
 func TestPolicyDocuments(t *testing.T) {
 	tool := opa(t)
 	checkout, err := filepath.Abs("../../../policy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for document, ran := range map[string]int{"policy/check.md": 4, "policy/paths.md": 4, "policy/test.md": 5} {
 		t.Run(document, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("../../../docs", document))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			policies(t, nil)
 			if document == "policy/check.md" {
-				if err := os.Symlink(checkout, "policy"); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.Symlink(checkout, "policy"))
 			}
 			prompt{t, tool}.follow(string(text), ran)
 		})
@@ -104,9 +99,7 @@ var listing = regexp.MustCompile("(?ms)^```(yaml|rego).*?^```$")
 // TestPolicyLibraryDocument runs what docs/policy/library.md shows.
 func TestPolicyLibraryDocument(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/policy/library.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Chdir("../../..")
 	t.Setenv("SALLYPORT_CONFIG", "")
 	// What it lists is not written into the repository.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 	"sallyport/policy/replay"
 )
 
@@ -20,9 +21,7 @@ func TestPolicyLearn(t *testing.T) {
 	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/comments/12", "POST https://docs.example.com/comments/13",
 		"GET https://api.example.com/v1", "GET https://10.0.0.1/")
 	before, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, status, err := run(t, "", "policy", "learn", "--config", file, "--sandbox", "demo", "--diff")
 	for _, want := range []string{
 		"of 5 decisions that were carried the policy allows 2; 1 rule proposed, for 2",

@@ -12,6 +12,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/internal/test/clitest"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/replay"
 )
@@ -21,25 +22,17 @@ import (
 func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
 	p, cfg, err := compiled(t.Context(), &cli.Globals{Source: config.Source{File: file}, Output: "text"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	log, err := audit.Open(cfg.AuditDir(), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer log.Close()
 	for _, r := range requests {
 		method, url, _ := strings.Cut(r, " ")
 		in, err := explainInput("demo", method, url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		in.Sandbox.Tags = map[string]string{"team": "support"}
 		e := event(p.Decide(context.Background(), in), in)
-		if err := log.Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, log.Append(t.Context(), e))
 		ids = append(ids, e.ID())
 	}
 	return ids

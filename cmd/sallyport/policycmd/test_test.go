@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/policy/regotest"
 )
 
@@ -13,9 +14,7 @@ import (
 // and that nearly all of it is tested.
 func TestPolicyExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../examples/policies/*/sallyport.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(files) < 4 {
 		t.Fatalf("found only %v", files)
 	}

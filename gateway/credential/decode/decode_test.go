@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/gateway/credential/decode"
+	"sallyport/internal/test/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,9 +51,7 @@ func code(t testing.TB, open func(io.Writer) writer, text []byte) []byte {
 	if _, err := w.Write(text); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	return b.Bytes()
 }
 
@@ -163,9 +162,7 @@ func TestFlushedPartsComeAtOnce(t *testing.T) {
 					flush = func() error { return errors.Join(w.Flush(), outer.Flush()) }
 				}
 				r, err := decode.NewReader(in, names, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				next := make(chan string)
 				done := make(chan error, 1)
 				go func() {
@@ -271,9 +268,7 @@ func TestBombs(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			r, err := decode.NewReader(bytes.NewReader(test.body), test.codings, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			n, err := io.Copy(io.Discard, r)
 			if errors.Is(err, decode.ErrBomb) != test.bad || test.bad && n > 65<<20 || !test.bad && (err != nil || n != 80<<20) {
 				t.Errorf("%d MiB, %v", n>>20, err)
@@ -290,9 +285,7 @@ func TestBombs(t *testing.T) {
 		}
 		outer.Close()
 		r, err := decode.NewReader(&coded, []string{"deflate", "zstd"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if n, err := io.Copy(io.Discard, r); !errors.Is(err, decode.ErrBomb) || n > 0 {
 			t.Errorf("%d bytes, %v", n, err)
 		}
@@ -307,9 +300,7 @@ func TestWindows(t *testing.T) {
 	}{{"8 MiB", 8 << 20, true}, {"16 MiB", 16 << 20, false}} {
 		var coded bytes.Buffer
 		w, err := zstd.NewWriter(&coded, zstd.WithWindowSize(test.window), zstd.WithEncoderConcurrency(1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		w.Write(text(1000))
 		w.Flush() // before the size is known
 		w.Close()
@@ -356,9 +347,7 @@ func FuzzReader(f *testing.F) {
 		}
 		read := func(r io.Reader) ([]byte, error) {
 			d, err := decode.NewReader(r, names, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return io.ReadAll(io.LimitReader(d, 1<<20))
 		}
 		want, wantErr := read(bytes.NewReader(body))

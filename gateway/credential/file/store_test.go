@@ -16,6 +16,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/must"
 )
 
 const value = "sk-proj-0123456789abcdef"
@@ -27,31 +28,23 @@ func token(v string) fields { return fields{"token": credential.NewSecret(v)} }
 func open(t testing.TB, dir string) *file.Store {
 	t.Helper()
 	key, err := seal.Open(filepath.Join(dir, "key"), filepath.Join(dir, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s, err := file.New(filepath.Join(dir, "data"), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
 func set(t testing.TB, s *file.Store, name, v string) uint64 {
 	t.Helper()
 	version, err := s.Set(name, token(v))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return version
 }
 
 func read(t testing.TB, src credential.Source) (string, string) {
 	t.Helper()
 	m, err := src.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return m.Fields["token"].Reveal(), m.Version
 }
 
@@ -74,9 +67,7 @@ func TestVersions(t *testing.T) {
 			t.Errorf("Read = %q version %s after %d", got, version, i+1)
 		}
 	}
-	if err := s.Delete("openai"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Delete("openai"))
 	if _, err := src.Read(t.Context()); !errors.Is(err, credential.ErrNoSecret) {
 		t.Errorf("after Delete: %v", err)
 	}
@@ -155,16 +146,12 @@ func TestCopiedDisk(t *testing.T) {
 	set(t, s, "openai", value+"-2")
 
 	stolen := t.TempDir()
-	if err := os.CopyFS(filepath.Join(stolen, "data"), os.DirFS(filepath.Join(dir, "data"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(filepath.Join(stolen, "data"), os.DirFS(filepath.Join(dir, "data"))))
 	if _, err := seal.Open(filepath.Join(stolen, "key"), filepath.Join(stolen, "data")); !errors.Is(err, seal.ErrKeyMissing) {
 		t.Errorf("without the key: %v", err)
 	}
 	// With a key of the thief's, and the fingerprint out of the way.
-	if err := os.Remove(filepath.Join(stolen, "data", "key.id")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filepath.Join(stolen, "data", "key.id")))
 	thief := open(t, stolen)
 	if _, err := thief.Source("openai").Read(t.Context()); !errors.Is(err, credential.ErrUnavailable) || !errors.Is(err, seal.ErrWrongKey) {
 		t.Errorf("with another key: %v", err)
@@ -214,12 +201,8 @@ func TestForeignFiles(t *testing.T) {
 	secrets := filepath.Join(dir, "data", "secrets")
 	rename := func(from, to string) {
 		data, err := os.ReadFile(filepath.Join(secrets, from))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(secrets, to), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, os.WriteFile(filepath.Join(secrets, to), data, 0o600))
 	}
 	src := s.Source("mine")
 	read(t, src)
@@ -227,12 +210,8 @@ func TestForeignFiles(t *testing.T) {
 	if _, err := src.Read(t.Context()); !errors.Is(err, credential.ErrUnavailable) || strings.Contains(err.Error(), value) {
 		t.Errorf("another secret's file: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(secrets, "cut.age"), []byte("age-encryption.org/v1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(secrets, ".half.age.tmp-1"), []byte("left by a crash"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(secrets, "cut.age"), []byte("age-encryption.org/v1\n"), 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(secrets, ".half.age.tmp-1"), []byte("left by a crash"), 0o600))
 	if list, err := s.List(); len(list) != 1 || list[0].Name != "other" || !errors.Is(err, seal.ErrDamaged) {
 		t.Errorf("List = %v, %v", list, err)
 	}
@@ -292,17 +271,13 @@ func TestKilledWriter(t *testing.T) {
 	for range 10 {
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestKilledWriter$")
 		cmd.Env = append(os.Environ(), "SALLYPORT_TEST_WRITER="+dir)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Start())
 		target := last + 5
 		for last < target {
 			_, version := read(t, s.Source("key"))
 			last, _ = strconv.ParseUint(version, 10, 64)
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cmd.Process.Kill())
 		_ = cmd.Wait()
 		got, version := read(t, s.Source("key"))
 		part, _, _ := strings.Cut(got, ".")

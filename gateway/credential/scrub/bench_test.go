@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // cpu reports how many bytes a second of processor time is enough for, which
@@ -19,9 +21,7 @@ import (
 func cpu(b *testing.B, size int) func() {
 	spent := func() time.Duration {
 		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 		return time.Duration(u.Utime.Nano())
 	}
 	begin := spent()
@@ -96,9 +96,7 @@ func BenchmarkContent(b *testing.B) {
 	response := func(header http.Header, body []byte) func() io.Reader {
 		return func() io.Reader {
 			r := &http.Response{StatusCode: 200, Header: header.Clone(), Body: io.NopCloser(bytes.NewReader(body))}
-			if err := s.Response(r, nil); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, s.Response(r, nil))
 			return r.Body
 		}
 	}

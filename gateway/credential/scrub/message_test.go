@@ -13,6 +13,7 @@ import (
 
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 )
 
 // message is one of gRPC's.
@@ -49,9 +50,7 @@ func scrubMessages(t testing.TB, contentType, encoding string, body io.Reader, h
 	if encoding != "" {
 		r.Header.Set(header, encoding)
 	}
-	if err := scrubber(secrets...).Response(r, hit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, scrubber(secrets...).Response(r, hit))
 	if encoding != "" && encoding != "identity" && r.Header.Get(header) != "" {
 		t.Errorf("%s: %s is left", header, r.Header.Get(header))
 	}

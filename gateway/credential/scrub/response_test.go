@@ -18,6 +18,7 @@ import (
 
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 )
 
 const token = "sk-live-0123456789abcdef"
@@ -42,9 +43,7 @@ func coded(t testing.TB, name, text string) []byte {
 	if _, err := io.WriteString(w, text); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Close())
 	return b.Bytes()
 }
 
@@ -63,13 +62,9 @@ func ask(t *testing.T, secure bool, method string, serve http.HandlerFunc) (*htt
 	transport.DisableCompression = true
 	t.Cleanup(transport.CloseIdleConnections)
 	r, err := http.NewRequestWithContext(t.Context(), method, s.URL, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	resp, err := transport.RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	hits := new(int)
 	return resp, hits, scrubber(token).Response(resp, func(scrub.Found) { *hits++ })
@@ -103,9 +98,7 @@ func TestResponse(t *testing.T) {
 					h.Set("X-Last", "a"+token)
 					h.Set("Repr-Digest", "sha-256=:y:")
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				got, err := io.ReadAll(resp.Body)
 				if err != nil || string(got) != clean || *hits != 3 {
 					t.Errorf("%q, %v, %d hits", got, err, *hits)
@@ -220,9 +213,7 @@ func TestResponseThatBreaksOff(t *testing.T) {
 				w.Header().Set("Content-Encoding", name)
 				w.Write(bad)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if got, err := io.ReadAll(resp.Body); err == nil || strings.Contains(string(got), token) {
 				t.Errorf("%s, %s: %v, %q", name, what, err, got)
 			}
@@ -247,9 +238,7 @@ func TestResponseStreams(t *testing.T) {
 				}
 				coder.Close()
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for i := range 10 {
 				event := fmt.Sprintf("data: %d %s\n\n", i, token)
 				next <- event

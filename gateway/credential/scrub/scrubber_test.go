@@ -14,6 +14,7 @@ import (
 	"testing/iotest"
 
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 )
 
 func scrubber(values ...string) *scrub.Scrubber {
@@ -34,9 +35,7 @@ func scrubbed(t testing.TB, s *scrub.Scrubber, body io.Reader) (string, int) {
 	t.Helper()
 	hits := 0
 	got, err := io.ReadAll(s.Reader(io.NopCloser(body), func(scrub.Found) { hits++ }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(got), hits
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing/iotest"
 
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/test/must"
 )
 
 // each writes every byte of a text in a format.
@@ -39,9 +40,7 @@ func other(format, text string) string {
 func quoted(t *testing.T, text string) string {
 	t.Helper()
 	q, err := json.Marshal(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(q[1 : len(q)-1])
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
+
+	"sallyport/internal/test/must"
 )
 
 // event is a message of Amazon's event streams, without headers.
@@ -48,9 +50,7 @@ var streamOf = map[string]struct {
 func scrubStream(t *testing.T, contentType string, body io.Reader) io.Reader {
 	t.Helper()
 	r := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {contentType}}, Body: io.NopCloser(body), ContentLength: -1}
-	if err := scrubber(token).Response(r, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, scrubber(token).Response(r, nil))
 	return r.Body
 }
 

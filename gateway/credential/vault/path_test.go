@@ -11,6 +11,7 @@ import (
 
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -54,8 +55,6 @@ func FuzzPath(f *testing.F) {
 
 func tokenFile(tb testing.TB) string {
 	file := filepath.Join(tb.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("token\n"), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, os.WriteFile(file, []byte("token\n"), 0o600))
 	return file
 }

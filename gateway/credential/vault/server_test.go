@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/vault/api"
 
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 )
 
 // binary builds the Vault server core, which takes minutes the first time.
@@ -43,16 +44,10 @@ func start(t *testing.T, args ...string) *server {
 	cmd := exec.Command(bin, append([]string{"-tls", s.dir, "-put", "openai", "-until-eof"}, args...)...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	s.stop = sync.OnceFunc(func() {
 		stdin.Close()
 		cmd.Process.Kill()
@@ -67,9 +62,7 @@ func start(t *testing.T, args ...string) *server {
 	}
 	c := api.DefaultConfig()
 	c.Address = s.Address
-	if err := c.ConfigureTLS(&api.TLSConfig{CACert: s.CAFile}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.ConfigureTLS(&api.TLSConfig{CACert: s.CAFile}))
 	if s.root, err = api.NewClient(c); err != nil {
 		t.Fatal(err)
 	}
@@ -81,18 +74,14 @@ func start(t *testing.T, args ...string) *server {
 func (s *server) write(t *testing.T, path string, data map[string]any) *api.Secret {
 	t.Helper()
 	got, err := s.root.Logical().Write(path, data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return got
 }
 
 func (s *server) file(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
 	return path
 }
 

@@ -22,6 +22,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/config"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -32,9 +33,7 @@ const value = "sk-proj-0123456789abcdef"
 func connect(t *testing.T, c config.Vault) *vault.Client {
 	t.Helper()
 	v, err := vault.New(c, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(v.Close)
 	return v
 }
@@ -42,18 +41,14 @@ func connect(t *testing.T, c config.Vault) *vault.Client {
 func source(t *testing.T, v *vault.Client, path, field string) *vault.Source {
 	t.Helper()
 	src, err := v.Source(policy.VaultSource{Path: path, Field: field})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return src
 }
 
 func readField(t *testing.T, src *vault.Source, field string) (string, string) {
 	t.Helper()
 	m, err := src.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return m.Fields[field].Reveal(), m.Version
 }
 
@@ -81,9 +76,7 @@ func TestRead(t *testing.T) {
 
 	all := source(t, v, "secret/data/openai", "")
 	m, err := all.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if m.Version != "1" || len(m.Fields) != 3 || m.Fields["token"].Reveal() != value || m.Fields["count"].Reveal() != "42" || m.Fields["on"].Reveal() != "true" {
 		t.Errorf("read version %s, %d fields", m.Version, len(m.Fields))
 	}
@@ -247,9 +240,7 @@ func TestAppRole(t *testing.T) {
 func (s *server) logins(t *testing.T) int {
 	t.Helper()
 	got, err := s.root.Logical().List("sys/leases/lookup/auth/approle/login")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got == nil {
 		return 0
 	}
@@ -263,9 +254,7 @@ func TestAppRoleRenews(t *testing.T) {
 	role := "auth/approle/role/brief"
 	s.write(t, role, map[string]any{"token_policies": "sallyport", "token_ttl": "2s", "token_max_ttl": "5s"})
 	id, err := s.root.Logical().Read(role + "/role-id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	secret := s.write(t, role+"/secret-id", nil)
 	src := source(t, connect(t, s.withRole(t, id.Data["role_id"].(string), secret.Data["secret_id"].(string))), "secret/data/openai", "token")
 	// Past two renewals and the longest life of the first token.
@@ -351,9 +340,7 @@ func TestNotVault(t *testing.T) {
 			srv := httptest.NewServer(tt.answer)
 			defer srv.Close()
 			file := filepath.Join(t.TempDir(), "token")
-			if err := os.WriteFile(file, []byte("hvs.the-token"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte("hvs.the-token"), 0o600))
 			v := connect(t, config.Vault{Address: srv.URL, Auth: config.VaultAuth{TokenFile: file}})
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
@@ -369,9 +356,7 @@ func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "token")
-	if err := os.WriteFile(file, []byte("not PEM"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("not PEM"), 0o600))
 	token := config.VaultAuth{TokenFile: file}
 	role := &config.AppRole{RoleID: "r", SecretIDFile: file}
 	const address = "https://vault.example.com:8200"
@@ -414,9 +399,7 @@ func TestConfiguration(t *testing.T) {
 // The server of the example is for this machine only.
 func TestServerStaysOnLoopback(t *testing.T) {
 	bin, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := exec.Command(bin, "-listen", net.JoinHostPort("0.0.0.0", "0")).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "loopback") {
 		t.Errorf("%v, %s", err, out)

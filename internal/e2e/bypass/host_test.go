@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // hostScript is what a process of the host tries: a connection, with a request, or
@@ -81,9 +82,7 @@ func testHost(t *testing.T, r *rig) {
 	kinds := map[string]bool{}
 	for end := time.Now().Add(20 * time.Second); len(kinds) < 2 && time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for e, err := range audit.Read(context.Background(), r.log, audit.Query{}) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			x := e.Unmapped.Sallyport
 			if x.Kind == audit.KindDrop && x.Sandbox == name && x.Reason == "host-process" && e.Source.IP == gatewayAddress && fmt.Sprint(e.Destination.IP, e.Destination.Port) == fmt.Sprint(address, 8000) {
 				kinds[e.Connection.ProtocolName] = e.Connection.Direction == 1

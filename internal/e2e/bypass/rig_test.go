@@ -20,6 +20,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/env"
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -120,17 +121,13 @@ func newRig(t *testing.T) *rig {
 	r := &rig{
 		daemon: env.NewDaemon(programs, dir), key: "sk-bypass-" + rand.Text(), log: filepath.Join(dir, "data/audit"),
 	}
-	if err := programs.Templates.Copy("base", filepath.Join(dir, "data")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, programs.Templates.Copy("base", filepath.Join(dir, "data")))
 	r.upstream = newUpstream(t, r.key)
 	for name, text := range map[string]string{
 		"sallyport.yaml": fmt.Sprintf(config, dir, programs.Runsc, programs.Image),
 		"ca.pem":         string(r.upstream.ca.PEM()),
 	} {
-		if err := r.daemon.Write(name, text); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.daemon.Write(name, text))
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -182,9 +179,7 @@ type probe struct {
 func (r *rig) sandbox(t *testing.T, name string) *sandbox {
 	t.Helper()
 	program, err := os.ReadFile(filepath.Join(programs.Dir, "probe"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.run(t, string(program), "run", name, "--", "sh", "-c", "cat > /probe && chmod +x /probe")
 	ctx, cancel := context.WithCancel(context.Background())
 	return &sandbox{name: name, rig: r, probe: start(t, r.daemon.Command(ctx, "run", name, "--", "/probe"), cancel)}
@@ -200,9 +195,7 @@ const bundle = `{"ociVersion": "1.0.0", "process": {"args": ["/probe"], "cwd": "
 func (r *rig) remote(t *testing.T, name string) *sandbox {
 	t.Helper()
 	program, err := os.ReadFile(filepath.Join(programs.Dir, "probe"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir := t.TempDir()
 	if err := errors.Join(
 		os.Mkdir(filepath.Join(dir, "root"), 0o755),
@@ -227,16 +220,10 @@ func start(t *testing.T, c *exec.Cmd, cancel func()) *probe {
 	t.Helper()
 	c.Stderr = os.Stderr
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	s := &probe{in: json.NewEncoder(in), waiting: map[int]chan Result{}}
 	done := make(chan struct{})
 	go func() {
@@ -313,9 +300,7 @@ func (s *probe) do(t *testing.T, j Job) Result {
 func (s *sandbox) events(t *testing.T) (list []*audit.Event) {
 	t.Helper()
 	for e, err := range audit.Read(context.Background(), s.rig.log, audit.Query{From: s.read + 1}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s.read = max(s.read, e.Metadata.Sequence)
 		x := e.Unmapped.Sallyport
 		if x.Sandbox != s.name || e.ClassUID != audit.ClassNetwork && e.ClassUID != audit.ClassHTTP {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -55,12 +56,8 @@ func newUpstream(t *testing.T, key string) *upstream {
 		t.Fatal(err)
 	}
 	names = append(names, "*.rebound.example.test", "*.many.example.test", upstreamAddress)
-	if err := u.serve(t, names); err != nil {
-		t.Fatal(err)
-	}
-	if err := u.hear(t); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, u.serve(t, names))
+	must.OK(t, u.hear(t))
 	if u.opened, err = u.host.Capture(opening); err != nil {
 		t.Fatal(err)
 	}
@@ -234,9 +231,7 @@ func (u *upstream) take() (seen []string) {
 func (u *upstream) contacts(t *testing.T) int {
 	t.Helper()
 	n, err := u.opened.Count()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return n
 }
 

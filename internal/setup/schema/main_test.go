@@ -11,6 +11,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 	"github.com/open-policy-agent/opa/v1/rego"
+
+	"sallyport/internal/test/must"
 )
 
 const root = "../../.."
@@ -18,26 +20,18 @@ const root = "../../.."
 func published(t *testing.T) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile(root + "/policy/schema/sallyport.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var schema map[string]any
-	if err := json.Unmarshal(text, &schema); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &schema))
 	return schema
 }
 
 // TestCurrent holds that the published schema is what the structs say.
 func TestCurrent(t *testing.T) {
 	got, err := os.ReadFile(root + "/policy/schema/sallyport.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want, err := generate(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if diff := cmp.Diff(string(got), string(want)); diff != "" {
 		t.Errorf("run make generate, and commit: %s", diff)
 	}
@@ -64,14 +58,10 @@ func TestListings(t *testing.T) {
 	schema := published(t)
 	listings := map[string]string{}
 	documents, err := filepath.Glob(root + "/docs/*/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, file := range append(documents, root+"/README.md") {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, b := range block.FindAllStringSubmatch(string(text), -1) {
 			if strings.HasPrefix(b[1], "inject:") { // a line is a part of a rule
 				continue
@@ -90,9 +80,7 @@ func TestListings(t *testing.T) {
 		listings[file] = string(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(listings) < 6 {
 		t.Errorf("only %d listings", len(listings))
 	}

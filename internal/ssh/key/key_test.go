@@ -12,41 +12,30 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/internal/ssh/key"
+	"sallyport/internal/test/must"
 )
 
 func line(t *testing.T, public any) string {
 	t.Helper()
 	k, err := ssh.NewPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(k)))
 }
 
 func TestParse(t *testing.T) {
 	public, private, _ := ed25519.GenerateKey(nil)
 	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	long, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Setenv("GODEBUG", "rsa1024min=0")
 	short, err := rsa.GenerateKey(rand.Reader, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	own := line(t, public)
 	signer, err := ssh.NewSignerFromKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	certificate := &ssh.Certificate{Key: signer.PublicKey(), CertType: ssh.UserCert, ValidBefore: ssh.CertTimeInfinity}
-	if err := certificate.SignCert(rand.Reader, signer); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, certificate.SignCert(rand.Reader, signer))
 	// As `ssh-keygen -t ed25519-sk` writes it.
 	const touched = "sk-ssh-ed25519@openssh.com AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29tAAAAIFtnEJ+tN4tPqKQ6ZKfJ8V4l9L3EYPpyQKn4bYAfLrNDAAAABHNzaDo= touch"
 	for name, tt := range map[string]struct{ line, want string }{

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // fence says that no package below one of the folders from may reach an import
@@ -88,9 +90,7 @@ func packages(t *testing.T) (list []pkg) {
 	t.Helper()
 	c := exec.Command("go", "list", "-json=ImportPath,Imports,Deps", "sallyport/...")
 	out, err := c.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	d := json.NewDecoder(strings.NewReader(string(out)))
 	for {
 		var p pkg

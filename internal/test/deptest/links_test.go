@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 var (
@@ -37,9 +39,7 @@ func TestDocumentLinks(t *testing.T) {
 	listed := map[string]bool{}
 	for _, file := range append(files, index, filepath.Join(root, "README.md")) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
 			if strings.Contains(m[1], ":") {
 				continue // of the web

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/internal/test/doctest"
+	"sallyport/internal/test/must"
 )
 
 // followers are the tests that follow a document from beginning to end: the file,
@@ -47,13 +48,9 @@ func TestPagesAreFollowed(t *testing.T) {
 	shown := map[string]bool{}
 	for _, file := range documents {
 		name, err := filepath.Rel(filepath.Join(root, "docs"), file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, b := range doctest.Blocks(string(text)) {
 			switch commands := b.Commands(); {
 			case b.Kind == "console" && len(commands) == 0:
@@ -84,9 +81,7 @@ func TestPagesAreFollowed(t *testing.T) {
 func names(t *testing.T, file, test, document string) bool {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	named, follows := false, false
 	for _, d := range parsed.Decls {
 		f, ok := d.(*ast.FuncDecl)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // The unit means something to systemd, with the programs that it names.
@@ -15,18 +17,12 @@ func TestUnit(t *testing.T) {
 		t.Skip("no systemd-analyze here")
 	}
 	unit, err := os.ReadFile("../../../examples/systemd/sallyport.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	program := filepath.Join(t.TempDir(), "sallyport")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o700))
 	verify := func(text string) string {
 		path := filepath.Join(t.TempDir(), "sallyport.service")
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "/usr/local/bin/sallyport", program)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(strings.ReplaceAll(text, "/usr/local/bin/sallyport", program)), 0o600))
 		out, err := exec.Command(analyze, "verify", "--man=no", path).CombinedOutput()
 		if err != nil && len(out) == 0 {
 			return err.Error()

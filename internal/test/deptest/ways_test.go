@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // Where the tests are that docs/reference/ways-around.md names.
@@ -45,9 +47,7 @@ var waysIn = map[string]string{
 func TestWaysAround(t *testing.T) {
 	const root = "../../.."
 	text, err := os.ReadFile(filepath.Join(root, "docs/reference/ways-around.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sources := map[string]string{}
 	for word, dir := range waysIn {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
@@ -56,9 +56,7 @@ func TestWaysAround(t *testing.T) {
 		}
 		for _, f := range files {
 			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sources[word] += string(b)
 		}
 	}

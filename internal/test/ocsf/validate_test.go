@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
 )
 
@@ -41,9 +42,7 @@ func TestValidate(t *testing.T) {
 	}
 	for version := range ocsf.Versions {
 		s, err := ocsf.Load(version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, tt := range tests {
 			t.Run(version+", "+tt.name, func(t *testing.T) {
 				event := strings.Replace(strings.Replace(whole, tt.from, tt.to, 1), "VERSION", version, 1)

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 func TestReport(t *testing.T) {
@@ -21,12 +23,8 @@ not an event
 `
 	var out strings.Builder
 	p := &report{out: &out}
-	if err := p.read("a", strings.NewReader(events)); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.read("c", strings.NewReader(more)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.read("a", strings.NewReader(events)))
+	must.OK(t, p.read("c", strings.NewReader(more)))
 	p.table()
 	const want = `got 1, want 2
 panic: here

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -43,18 +44,14 @@ func run(args ...string) *exec.Cmd {
 func writeConfig(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "host.json")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
 func TestServes(t *testing.T) {
 	testnet.Privileged(t)
 	files := t.TempDir()
-	if err := os.WriteFile(filepath.Join(files, "hello"), []byte("hi"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(files, "hello"), []byte("hi"), 0o600))
 	config := writeConfig(t, fmt.Sprintf(`{"api.example.test": {"kind": "api"},
 		"files.example.test": {"kind": "files", "root": %q, "requireKey": true}}`, files))
 	caFile := filepath.Join(t.TempDir(), "ca.pem")
@@ -62,19 +59,13 @@ func TestServes(t *testing.T) {
 	cmd := run("-address", "198.51.100.10/24", "-config", config, "-ca", caFile, "-key-sha256", hex.EncodeToString(key[:]))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("said %q, %v", line, err)
 	}
 	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(pem)
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -86,9 +77,7 @@ func TestServes(t *testing.T) {
 		req, _ := http.NewRequest("GET", url, nil)
 		req.Header.Set("Authorization", "Bearer the key")
 		resp, err := tr.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { resp.Body.Close() })
 		return resp
 	}
@@ -99,9 +88,7 @@ func TestServes(t *testing.T) {
 	if resp := get("https://files.example.test/hello"); resp.StatusCode != 200 {
 		t.Errorf("files: %s", resp.Status)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}

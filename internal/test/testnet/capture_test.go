@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -15,9 +16,7 @@ func contains(s, sub string) bool { return strings.Contains(s, sub) }
 func capture(t *testing.T, h *testnet.Host, filter func(testnet.Frame) bool) *testnet.Capture {
 	t.Helper()
 	c, err := h.Capture(filter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return c
 }
 
@@ -28,9 +27,7 @@ func TestCapture(t *testing.T) {
 
 	for _, to := range []string{"198.51.100.10:7", "198.51.100.10:9", "[2001:db8::10]:7"} {
 		c, err := net.Dial("udp", to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := c.Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}
@@ -72,9 +69,7 @@ func TestCaptureLosesNothing(t *testing.T) {
 	h := newHost(t, "h", "198.51.100.10/24")
 	c := capture(t, h, func(f testnet.Frame) bool { return f.Protocol == 17 })
 	conn, err := net.Dial("udp", "198.51.100.10:9")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	sent := 0
 	for range 20_000 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -22,9 +23,7 @@ func newHost(t *testing.T, name, address string, also ...netip.Prefix) *testnet.
 func TestIsolate(t *testing.T) {
 	testnet.Privileged(t)
 	links, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(links) == 0 || links[0].Flags&net.FlagUp == 0 {
 		t.Errorf("lo is not up: %v", links)
 	}
@@ -41,9 +40,7 @@ func TestListen(t *testing.T) {
 	two := newHost(t, "two", "198.51.100.20/24") // the same network
 	for _, h := range []*testnet.Host{one, two} {
 		l, err := h.Listen(8080)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer l.Close()
 		go func() {
 			for {
@@ -64,9 +61,7 @@ func TestListen(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := net.DialTimeout("tcp", tt.address, 2*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer c.Close()
 			got, err := io.ReadAll(c)
 			if err != nil || string(got) != tt.want {
@@ -85,14 +80,10 @@ func TestListen(t *testing.T) {
 func TestDialAndDo(t *testing.T) {
 	h := newHost(t, "h", "203.0.113.10/24")
 	l, err := net.Listen("tcp", "203.0.113.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	c, err := h.Dial(context.Background(), "tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if got := c.LocalAddr().(*net.TCPAddr).IP.String(); got != "203.0.113.10" {
 		t.Errorf("dialled from %s", got)
@@ -101,9 +92,7 @@ func TestDialAndDo(t *testing.T) {
 		t.Error("Dial took a name")
 	}
 	var out []byte
-	if err := h.Do(func() (err error) { out, err = exec.Command("cat", "/proc/net/dev").Output(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.Do(func() (err error) { out, err = exec.Command("cat", "/proc/net/dev").Output(); return err }))
 	if links, _ := net.Interfaces(); len(links) == 0 {
 		t.Error("no interface at home")
 	}
@@ -115,13 +104,9 @@ func TestDialAndDo(t *testing.T) {
 func TestClose(t *testing.T) {
 	testnet.Privileged(t)
 	h, err := testnet.Start(testnet.Config{Name: "gone", Address: netip.MustParsePrefix("198.51.100.10/24")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for range 2 {
-		if err := h.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, h.Close())
 	}
 	if _, err := net.InterfaceByName(h.Link()); err == nil {
 		t.Errorf("%s is still there", h.Link())

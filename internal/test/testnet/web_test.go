@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
 
@@ -38,9 +39,7 @@ func client(t *testing.T, h *testnet.Host, ca *testnet.CA) *http.Client {
 func newCA(t *testing.T) *testnet.CA {
 	t.Helper()
 	ca, err := testnet.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return ca
 }
 
@@ -72,15 +71,11 @@ func TestAPI(t *testing.T) {
 				req.Header[k] = v
 			}
 			resp, err := c.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer resp.Body.Close()
 			raw, _ := io.ReadAll(resp.Body)
 			var got testnet.APIAnswer
-			if err := json.Unmarshal(raw, &got); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(raw, &got))
 			tt.want.Method, tt.want.Path, tt.want.Protocol, tt.want.BodyBytes = "POST", "/v1/chat", "HTTP/2.0", 5
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("answer (-want +got):\n%s", diff)
@@ -147,20 +142,18 @@ func TestGit(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	must := func(args ...string) {
+	run := func(args ...string) {
 		t.Helper()
 		if out, err := git(args...); err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
 		}
 	}
-	must("init", "-q", "-b", "main", "work")
-	must("-C", "work", "commit", "-q", "--allow-empty", "-m", "first")
-	must("clone", "-q", "--bare", "work", "srv/repo.git")
-	must("-C", "srv/repo.git", "config", "http.receivepack", "true")
+	run("init", "-q", "-b", "main", "work")
+	run("-C", "work", "commit", "-q", "--allow-empty", "-m", "first")
+	run("clone", "-q", "--bare", "work", "srv/repo.git")
+	run("-C", "srv/repo.git", "config", "http.receivepack", "true")
 	handler, err := testnet.Git(filepath.Join(root, "srv"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := h.HTTP(80, testnet.RequireKey(testnet.KeyOf(theKey), handler)); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +161,7 @@ func TestGit(t *testing.T) {
 	if out, err := git("clone", "http://"+base, "none"); err == nil {
 		t.Errorf("cloned without the key:\n%s", out)
 	}
-	must("clone", "-q", "http://x:"+theKey+"@"+base, "copy")
+	run("clone", "-q", "http://x:"+theKey+"@"+base, "copy")
 
 	// Above http.postBuffer git sends a chunked body.
 	big := filepath.Join(root, "copy", "big")
@@ -176,12 +169,10 @@ func TestGit(t *testing.T) {
 	for i := range random {
 		random[i] = byte(i * i >> 7)
 	}
-	if err := os.WriteFile(big, random, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	must("-C", "copy", "add", "big")
-	must("-C", "copy", "commit", "-q", "-m", "second")
-	must("-C", "copy", "-c", "http.postBuffer=1024", "push", "-q")
+	must.OK(t, os.WriteFile(big, random, 0o600))
+	run("-C", "copy", "add", "big")
+	run("-C", "copy", "commit", "-q", "-m", "second")
+	run("-C", "copy", "-c", "http.postBuffer=1024", "push", "-q")
 	if out, err := git("-C", "srv/repo.git", "log", "--format=%s"); err != nil || out != "second\nfirst\n" {
 		t.Errorf("log after the push = %q, %v", out, err)
 	}
@@ -192,9 +183,7 @@ func TestDNS(t *testing.T) {
 	zone, err := h.DNS(map[string][]netip.Addr{
 		"api.example.test": {netip.MustParseAddr("198.51.100.10"), netip.MustParseAddr("2001:db8::10")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, network := range []string{"udp", "tcp"} {
 		r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, "198.51.100.53:53")

@@ -18,26 +18,20 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/agent/archive"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // shape is what a tree is, as text by name: type, mode, contents or target, and
 // for a second name of a file the first.
 func shape(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out, inodes := map[string]string{}, map[uint64]string{}
-	must(t, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		must(t, err)
+	must.OK(t, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		must.OK(t, err)
 		i, err := d.Info()
-		must(t, err)
+		must.OK(t, err)
 		name, _ := filepath.Rel(dir, p)
 		if name == "." {
 			return nil
@@ -50,7 +44,7 @@ func shape(t *testing.T, dir string) map[string]string {
 		case i.Mode().IsRegular():
 			inodes[st.Ino] = name
 			b, err := os.ReadFile(p)
-			must(t, err)
+			must.OK(t, err)
 			text += fmt.Sprintf(" %q %d", b, i.ModTime().Unix())
 		case i.Mode()&fs.ModeSymlink != 0:
 			to, _ := os.Readlink(p)
@@ -69,7 +63,7 @@ func tree(t *testing.T, dir string) {
 	t.Helper()
 	long := strings.Repeat("n", 255)
 	for _, d := range []string{"deep/" + long + "/" + long, "empty", "closed"} {
-		must(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
+		must.OK(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	for name, mode := range map[string]os.FileMode{
 		"plain": 0o644, "script": 0o755, "closed/secret": 0o600, "nobody's": 0o000, "empty/.hidden": 0o640,
@@ -77,30 +71,30 @@ func tree(t *testing.T, dir string) {
 		"deep/" + long + "/" + long + "/" + long: 0o644,
 	} {
 		p := filepath.Join(dir, name)
-		must(t, os.WriteFile(p, []byte("in "+name), 0o600))
-		must(t, os.Chmod(p, mode))
-		must(t, os.Chtimes(p, time.Unix(1e9, 0), time.Unix(1e9, 0)))
+		must.OK(t, os.WriteFile(p, []byte("in "+name), 0o600))
+		must.OK(t, os.Chmod(p, mode))
+		must.OK(t, os.Chtimes(p, time.Unix(1e9, 0), time.Unix(1e9, 0)))
 	}
-	must(t, os.Symlink("plain", filepath.Join(dir, "link")))
-	must(t, os.Symlink("../plain", filepath.Join(dir, "deep/up")))
-	must(t, os.Link(filepath.Join(dir, "plain"), filepath.Join(dir, "zweiter")))
-	must(t, os.Chtimes(filepath.Join(dir, "empty"), time.Unix(2e9, 0), time.Unix(2e9, 0)))
-	must(t, os.Chmod(filepath.Join(dir, "closed"), 0o500))
+	must.OK(t, os.Symlink("plain", filepath.Join(dir, "link")))
+	must.OK(t, os.Symlink("../plain", filepath.Join(dir, "deep/up")))
+	must.OK(t, os.Link(filepath.Join(dir, "plain"), filepath.Join(dir, "zweiter")))
+	must.OK(t, os.Chtimes(filepath.Join(dir, "empty"), time.Unix(2e9, 0), time.Unix(2e9, 0)))
+	must.OK(t, os.Chmod(filepath.Join(dir, "closed"), 0o500))
 }
 
 func TestRoundTrip(t *testing.T) {
 	testnet.Privileged(t) // as the agent is: a file that is closed to everybody is read
 	for _, foreign := range []bool{false, true} {
 		from, to := filepath.Join(t.TempDir(), "from"), t.TempDir()
-		must(t, os.Mkdir(from, 0o755))
+		must.OK(t, os.Mkdir(from, 0o755))
 		tree(t, from)
-		must(t, os.Chmod(filepath.Join(from, "script"), 0o755|os.ModeSetuid))
-		must(t, syscall.Mkfifo(filepath.Join(from, "pipe"), 0o644))
+		must.OK(t, os.Chmod(filepath.Join(from, "script"), 0o755|os.ModeSetuid))
+		must.OK(t, syscall.Mkfifo(filepath.Join(from, "pipe"), 0o644))
 		var b bytes.Buffer
 		packed, err := archive.Pack(t.Context(), &b, from, "to")
-		must(t, err)
+		must.OK(t, err)
 		got, err := archive.Unpack(t.Context(), to, &b, archive.Options{Top: "to", Foreign: foreign})
-		must(t, err)
+		must.OK(t, err)
 		if packed.Entries != got.Entries || packed.Bytes != got.Bytes || packed.Skipped != 1 || got.Skipped != 0 {
 			t.Errorf("packed %+v, unpacked %+v", packed, got)
 		}
@@ -138,11 +132,11 @@ func hostile(t *testing.T, entries ...entry) io.Reader {
 		if e.kind == tar.TypeChar || e.kind == tar.TypeBlock {
 			h.Devmajor, h.Devminor = 1, 3
 		}
-		must(t, w.WriteHeader(h))
+		must.OK(t, w.WriteHeader(h))
 		_, err := io.WriteString(w, e.body)
-		must(t, err)
+		must.OK(t, err)
 	}
-	must(t, w.Close())
+	must.OK(t, w.Close())
 	return &b
 }
 
@@ -197,11 +191,11 @@ func TestHostileArchive(t *testing.T) {
 				testnet.Privileged(t)
 			}
 			outside := t.TempDir()
-			must(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600))
+			must.OK(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600))
 			to := filepath.Join(outside, "to")
-			must(t, os.MkdirAll(filepath.Join(to, "top"), 0o755))
-			must(t, os.Symlink(outside, filepath.Join(to, "top/before")))
-			must(t, os.WriteFile(filepath.Join(to, "top/mine"), []byte("mine"), 0o600))
+			must.OK(t, os.MkdirAll(filepath.Join(to, "top"), 0o755))
+			must.OK(t, os.Symlink(outside, filepath.Join(to, "top/before")))
+			must.OK(t, os.WriteFile(filepath.Join(to, "top/mine"), []byte("mine"), 0o600))
 			got, err := archive.Unpack(t.Context(), to, hostile(t, tt.entries...), archive.Options{Top: "top", Foreign: true, MaxBytes: 1000, MaxEntries: 5})
 			if (err != nil) != tt.refused {
 				t.Errorf("got %v, want refused %t", err, tt.refused)
@@ -210,7 +204,7 @@ func TestHostileArchive(t *testing.T) {
 				t.Errorf("skipped %d, want %d: %q", got.Skipped, tt.skipped, got.Why)
 			}
 			after := map[string]string{}
-			must(t, filepath.WalkDir(outside, func(p string, d fs.DirEntry, err error) error {
+			must.OK(t, filepath.WalkDir(outside, func(p string, d fs.DirEntry, err error) error {
 				name, _ := filepath.Rel(outside, p)
 				switch i, _ := os.Lstat(p); {
 				case i.IsDir():
@@ -220,7 +214,7 @@ func TestHostileArchive(t *testing.T) {
 					after[name] = "-> " + to
 				default:
 					b, err := os.ReadFile(p)
-					must(t, err)
+					must.OK(t, err)
 					after[name] = string(b)
 				}
 				return nil
@@ -291,9 +285,9 @@ func TestHostileSizes(t *testing.T) {
 	var large bytes.Buffer
 	w := tar.NewWriter(&large)
 	for range 100 {
-		must(t, w.WriteHeader(&tar.Header{Name: "top/f", Typeflag: tar.TypeReg, Mode: 0o644, PAXRecords: map[string]string{"SALLYPORT.x": strings.Repeat("x", 500<<10)}}))
+		must.OK(t, w.WriteHeader(&tar.Header{Name: "top/f", Typeflag: tar.TypeReg, Mode: 0o644, PAXRecords: map[string]string{"SALLYPORT.x": strings.Repeat("x", 500<<10)}}))
 	}
-	must(t, w.Close())
+	must.OK(t, w.Close())
 	for name, in := range map[string]io.Reader{
 		"a huge file":        endless{bytes.NewReader(head(tar.TypeReg, "77777777777\x00"))},
 		"a huge pax head":    endless{bytes.NewReader(head(tar.TypeXHeader, "77777777777\x00"))},
@@ -336,15 +330,15 @@ func hostileSparse(t *testing.T, size int64) io.Reader {
 		pax += fmt.Sprintf("%d %s\n", len(kv)+4, kv)
 	}
 	w := tar.NewWriter(&b)
-	must(t, w.WriteHeader(&tar.Header{Name: "x", Typeflag: tar.TypeReg, Size: int64(len(pax)), Format: tar.FormatUSTAR, Mode: 0o644}))
+	must.OK(t, w.WriteHeader(&tar.Header{Name: "x", Typeflag: tar.TypeReg, Size: int64(len(pax)), Format: tar.FormatUSTAR, Mode: 0o644}))
 	_, err := io.WriteString(w, pax)
-	must(t, err)
-	must(t, w.WriteHeader(&tar.Header{Name: "y", Typeflag: tar.TypeReg, Size: 512, Format: tar.FormatUSTAR, Mode: 0o644}))
+	must.OK(t, err)
+	must.OK(t, w.WriteHeader(&tar.Header{Name: "y", Typeflag: tar.TypeReg, Size: 512, Format: tar.FormatUSTAR, Mode: 0o644}))
 	data := make([]byte, 512)
 	copy(data, fmt.Sprintf("1\n%d\n0\n", size))
 	_, err = w.Write(data)
-	must(t, err)
-	must(t, w.Close())
+	must.OK(t, err)
+	must.OK(t, w.Close())
 	raw := b.Bytes()
 	raw[156] = tar.TypeXHeader
 	copy(raw[148:], "        ")
@@ -360,7 +354,7 @@ func hostileSparse(t *testing.T, size int64) io.Reader {
 func TestSwapped(t *testing.T) {
 	outside := t.TempDir()
 	to := filepath.Join(outside, "to")
-	must(t, os.Mkdir(to, 0o755))
+	must.OK(t, os.Mkdir(to, 0o755))
 	r, w := io.Pipe()
 	go func() {
 		tw := tar.NewWriter(w)
@@ -392,7 +386,7 @@ func TestSwapped(t *testing.T) {
 	cancel()
 	<-swapped
 	entries, err := os.ReadDir(outside)
-	must(t, err)
+	must.OK(t, err)
 	if len(entries) != 1 {
 		t.Errorf("%d entries outside, want one", len(entries))
 	}
@@ -403,7 +397,7 @@ func TestPackRefuses(t *testing.T) {
 	if _, err := archive.Pack(t.Context(), io.Discard, filepath.Join(dir, "none"), "x"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nothing: %v", err)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o600))
 	if _, err := archive.Pack(t.Context(), io.Discard, filepath.Join(dir, "f"), "."); err == nil {
 		t.Error("a file without a name is packed")
 	}
@@ -418,8 +412,8 @@ func FuzzUnpack(f *testing.F) {
 	outside := f.TempDir()
 	to := filepath.Join(outside, "to")
 	f.Fuzz(func(t *testing.T, data []byte) {
-		must(t, os.RemoveAll(to))
-		must(t, os.Mkdir(to, 0o755))
+		must.OK(t, os.RemoveAll(to))
+		must.OK(t, os.Mkdir(to, 0o755))
 		p, _ := archive.Unpack(t.Context(), to, bytes.NewReader(data), archive.Options{Foreign: true, MaxBytes: 1 << 20, MaxEntries: 100})
 		if entries, err := os.ReadDir(outside); err != nil || len(entries) != 1 {
 			t.Fatalf("%d entries outside: %v", len(entries), err)

@@ -21,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -44,9 +45,7 @@ func fake(t *testing.T, then func(net.Conn)) *channel.Channel {
 func bare(t *testing.T, do func(net.Conn)) *channel.Channel {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var served sync.WaitGroup
 	var mu sync.Mutex
 	var open []net.Conn
@@ -266,9 +265,7 @@ func TestHostilePort(t *testing.T) {
 	c := fake(t, say(switching, zeros))
 	most := held(func() {
 		p, err := c.Connect(t.Context(), "localhost", 8000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		time.Sleep(300 * time.Millisecond) // nobody reads
 		if _, err := io.CopyN(io.Discard, p, 64<<20); err != nil {
 			t.Error(err)
@@ -321,9 +318,7 @@ func TestHostileAgentIsAlone(t *testing.T) {
 	}
 	begin := time.Now()
 	for range 100 {
-		if err := good.JSON(t.Context(), "GET", "/hello", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, good.JSON(t.Context(), "GET", "/hello", nil, nil))
 	}
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Errorf("100 calls of another agent took %v", took)

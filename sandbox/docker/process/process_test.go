@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // breeds in its environment has this program do no more than to breed.
@@ -35,9 +37,7 @@ func TestFindsNoChild(t *testing.T) {
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), breeds+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	p := &Process{Name: "breeder", Path: os.Args[0], Args: args}
@@ -57,17 +57,11 @@ func TestTrim(t *testing.T) {
 	dir := t.TempDir()
 	p := Process{Log: filepath.Join(dir, "log")}
 	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
-	if err := f.Truncate(logLimit + 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Truncate(logLimit+1))
 	for range 3 {
-		if err := p.TrimLog(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.TrimLog())
 	}
 	io.WriteString(f, "after")
 	if got, err := os.ReadFile(p.Log); err != nil || string(got) != "after" {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/pavlo-v-chernykh/keystore-go/v4"
 	"software.sslmate.com/src/go-pkcs12"
+
+	"sallyport/internal/test/must"
 )
 
 // jks returns a JKS key store with the certificates, made by another implementation.
@@ -24,14 +26,10 @@ func jks(t testing.TB, password string, certs ...*x509.Certificate) []byte {
 		err := ks.SetTrustedCertificateEntry(string(rune('a'+i)), keystore.TrustedCertificateEntry{
 			CreationTime: time.Now(), Certificate: keystore.Certificate{Type: "X.509", Content: c.Raw},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	var b bytes.Buffer
-	if err := ks.Store(&b, []byte(password)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ks.Store(&b, []byte(password)))
 	return b.Bytes()
 }
 
@@ -40,24 +38,16 @@ func read(t *testing.T, store []byte) (certs []*x509.Certificate) {
 	t.Helper()
 	if !bytes.HasPrefix(store, jksMagic) {
 		certs, err := pkcs12.DecodeTrustStore(store, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return certs
 	}
 	ks := keystore.New()
-	if err := ks.Load(bytes.NewReader(store), []byte(storePassword)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ks.Load(bytes.NewReader(store), []byte(storePassword)))
 	for _, alias := range ks.Aliases() {
 		e, err := ks.GetTrustedCertificateEntry(alias)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c, err := x509.ParseCertificate(e.Certificate.Content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		certs = append(certs, c)
 	}
 	return certs
@@ -67,13 +57,9 @@ func TestMergeStore(t *testing.T) {
 	ours := newCertificate(t, pkix.Name{CommonName: "ours"})
 	a, b := newCertificate(t, pkix.Name{CommonName: "a"}), newCertificate(t, pkix.Name{CommonName: "b"})
 	p12, err := pkcs12.Passwordless.EncodeTrustStore([]*x509.Certificate{a, b}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	sealed, err := pkcs12.Modern.EncodeTrustStore([]*x509.Certificate{a, b}, storePassword)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	huge := jks(t, storePassword, a)
 	binary.BigEndian.PutUint32(huge[8:], 1<<31)
 	for name, tt := range map[string]struct {
@@ -99,9 +85,7 @@ func TestMergeStore(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			certs := read(t, got)
 			found := false
 			for _, c := range certs {
@@ -122,13 +106,9 @@ func TestMergeStoreKeytool(t *testing.T) {
 		t.Skipf("needs a Java of Debian's: %v", err)
 	}
 	merged, err := mergeJavaStore(store, newCertificate(t, pkix.Name{CommonName: "ours"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	path := filepath.Join(t.TempDir(), "cacerts")
-	if err := os.WriteFile(path, merged, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, merged, 0o600))
 	count := func(file string) int {
 		out, err := exec.Command("keytool", "-list", "-storepass", storePassword, "-keystore", file).CombinedOutput()
 		if err != nil {

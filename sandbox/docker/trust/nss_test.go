@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sallyport/internal/test/must"
 )
 
 // SQLite itself reads what is written, finds nothing wrong with it, and goes on
@@ -19,13 +21,9 @@ import (
 func TestNSSDatabase(t *testing.T) {
 	ca := newCertificate(t, pkix.Name{CommonName: "Sallyport test"})
 	content, err := newNSSDatabase(ca)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file := filepath.Join(t.TempDir(), "cert9.db")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, content, 0o600))
 	const script = `
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1])

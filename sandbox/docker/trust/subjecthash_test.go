@@ -13,24 +13,20 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // newCertificate returns the certificate of a new authority.
 func newCertificate(t *testing.T, subject pkix.Name) *x509.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1 << 61), Subject: subject, IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return cert
 }
 
@@ -45,9 +41,7 @@ func TestSubjectHash(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newCertificate(t, subject)
 			path := filepath.Join(t.TempDir(), "cert")
-			if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Raw}), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Raw}), 0o600))
 			want, err := exec.Command("openssl", "x509", "-noout", "-subject_hash", "-in", path).Output()
 			if err != nil {
 				t.Skipf("needs openssl: %v", err)
