@@ -40,14 +40,14 @@ func (r *recording) seal(ctx context.Context, c Change, data []byte, reason stri
 	if err != nil {
 		return err
 	}
-	_, err = r.tx.ExecContext(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+	_, err = r.exec(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
 		r.commit.Number, r.commit.Time.UnixNano(), blob(c.Path), c.Digest, len(data), c.Mode, reason, sealed)
 	return err
 }
 
 // forget takes contents out of the store.
 func (r *recording) forget(ctx context.Context, d memory.Digest) error {
-	done, err := r.tx.ExecContext(ctx, "DELETE FROM content WHERE digest = ?", d)
+	done, err := r.exec(ctx, "DELETE FROM content WHERE digest = ?", d)
 	if err != nil {
 		return err
 	}
@@ -304,7 +304,7 @@ func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Caus
 		if err := r.scan(ctx); err != nil {
 			return err
 		}
-		_, err := r.tx.ExecContext(ctx, "DELETE FROM quarantine WHERE digest = ?", q.Digest)
+		_, err := r.exec(ctx, "DELETE FROM quarantine WHERE digest = ?", q.Digest)
 		return err
 	})
 }
@@ -323,7 +323,7 @@ func (s *Store) Discard(ctx context.Context, id uint64, c Cause) (*Commit, error
 		}, "SELECT "+quarantineColumns+" FROM quarantine WHERE id = ?", id); e != nil || err != nil {
 			return cmp.Or(e, err)
 		}
-		if _, err := r.tx.ExecContext(ctx, "DELETE FROM quarantine WHERE id = ?", id); err != nil {
+		if _, err := r.exec(ctx, "DELETE FROM quarantine WHERE id = ?", id); err != nil {
 			return err
 		}
 		r.purge = true

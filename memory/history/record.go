@@ -34,6 +34,21 @@ type recording struct {
 	allowed memory.Digest // contents that are not inspected
 	leaving []Change      // files that leave the memory
 	purge   bool          // contents have to leave the write-ahead log too
+
+	prepared map[string]*sql.Stmt
+}
+
+// exec prepares a statement once.
+func (r *recording) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	stmt := r.prepared[query]
+	if stmt == nil {
+		var err error
+		if stmt, err = r.tx.PrepareContext(ctx, query); err != nil {
+			return nil, err
+		}
+		r.prepared[query] = stmt // the end of the transaction closes it
+	}
+	return stmt.ExecContext(ctx, args...)
 }
 
 // Record commits what has changed in the memory since the last commit. It reads only files
@@ -68,7 +83,7 @@ func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(c
 	if at.Before(before.Time) {
 		at = before.Time
 	}
-	r := &recording{s: s, f: f, tx: tx, commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()}}
+	r := &recording{s: s, f: f, tx: tx, prepared: map[string]*sql.Stmt{}, commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()}}
 	if err := do(ctx, r); err != nil {
 		return nil, fmt.Errorf("recording the memory: %w", err)
 	}
@@ -92,9 +107,9 @@ func (c Cause) clean() Cause {
 	for _, s := range []*string{&c.Operation, &c.Caller, &c.Command, &c.From} {
 		*s = strings.ToValidUTF8(*s, "\uFFFD")
 	}
-	all := make([]string, len(c.Contacted))
-	for i, d := range c.Contacted {
-		all[i] = strings.ToValidUTF8(d, "\uFFFD")
+	var all []string
+	for _, d := range c.Contacted {
+		all = append(all, strings.ToValidUTF8(d, "\uFFFD"))
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
@@ -199,7 +214,7 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 		c.Kept = old.Kept
 	}
 	if was && c.Digest == old.Digest && c.Kind == old.Kind && c.Size == old.Size && c.Mode == old.Mode && c.Target == old.Target && (c.Digest != "" || c.Kind != memory.KindFile) {
-		_, err = r.tx.ExecContext(ctx, "UPDATE file SET inode = ?, changed = ? WHERE path = ?", int64(e.Stamp.Inode), e.Stamp.Changed, blob(c.Path))
+		_, err = r.exec(ctx, "UPDATE file SET inode = ?, changed = ? WHERE path = ?", int64(e.Stamp.Inode), e.Stamp.Changed, blob(c.Path))
 		return true, err
 	}
 	return true, r.add(ctx, c, e.Stamp)
@@ -238,24 +253,24 @@ func (r *recording) keep(ctx context.Context, d memory.Digest, data []byte) (boo
 	if data == nil {
 		data = []byte{}
 	}
-	_, err := r.tx.ExecContext(ctx, "INSERT INTO content VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", d, r.commit.Number, len(data), data)
+	_, err := r.exec(ctx, "INSERT INTO content VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", d, r.commit.Number, len(data), data)
 	return true, err
 }
 
 // add puts a change into the commit, and the state after it.
 func (r *recording) add(ctx context.Context, c Change, stamp memory.Stamp) error {
 	r.commit.Changes = append(r.commit.Changes, c)
-	_, err := r.tx.ExecContext(ctx, "INSERT INTO change VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+	_, err := r.exec(ctx, "INSERT INTO change VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 		blob(c.Path), r.commit.Number, c.Op, c.Kind, c.Digest, c.Previous, c.Size, c.Mode, blob(c.Target), c.Kept, c.Reason)
 	if err != nil {
 		return err
 	}
 	switch c.Op {
 	case Added, Changed:
-		_, err = r.tx.ExecContext(ctx, "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		_, err = r.exec(ctx, "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
 			blob(c.Path), r.commit.Number, c.Kind, c.Digest, c.Size, c.Mode, blob(c.Target), int64(stamp.Inode), stamp.Changed)
 	case Removed, Quarantined:
-		_, err = r.tx.ExecContext(ctx, "DELETE FROM file WHERE path = ?", blob(c.Path))
+		_, err = r.exec(ctx, "DELETE FROM file WHERE path = ?", blob(c.Path))
 	}
 	return err
 }
@@ -282,7 +297,7 @@ func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = r.tx.ExecContext(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head)
+	_, err = r.exec(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head)
 	return c, err
 }
 
@@ -318,7 +333,7 @@ func (r *recording) bound(ctx context.Context) error {
 		}
 		for _, d := range drop {
 			if err == nil {
-				_, err = r.tx.ExecContext(ctx, "DELETE FROM "+table+" WHERE digest = ?", d)
+				_, err = r.exec(ctx, "DELETE FROM "+table+" WHERE digest = ?", d)
 			}
 		}
 		r.commit.Dropped = append(r.commit.Dropped, drop...)

@@ -241,6 +241,8 @@ func files(ctx context.Context, q querier) (map[string]file, error) {
 
 // Copy writes the history to a new file, for a fork. What is in quarantine is not in it.
 func (s *Store) Copy(ctx context.Context, to string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -249,7 +251,7 @@ func (s *Store) Copy(ctx context.Context, to string) error {
 		return err
 	}
 	err = func() error {
-		if _, err := s.read.ExecContext(ctx, "VACUUM INTO ?", to); err != nil {
+		if _, err := s.write.ExecContext(ctx, "VACUUM INTO ?", to); err != nil {
 			return err
 		}
 		db, err := sql.Open("sqlite", source(to, "rw"))
