@@ -110,7 +110,7 @@ func TestSinkOfAnotherLog(t *testing.T) {
 	d, cfg := sinkDaemon(t, dir, "audit:\n  sinks:\n  - {name: copy, type: file, path: copy}\n")
 	cursor := filepath.Join(cfg.IndexDir(), "sinks", "copy.json")
 	must.OK(t, os.MkdirAll(filepath.Dir(cursor), 0o700))
-	must.OK(t, os.WriteFile(cursor, []byte(`{"sequence": 7, "uid": "x", "leaf": "AA=="}`), 0o600))
+	must.OK(t, os.WriteFile(cursor, []byte(`{"sequence": 7, "uid": "x", "leaf": "`+strings.Repeat("A", 43)+`="}`), 0o600))
 	err := d.openSinks(t.Context())
 	var f policy.Finding
 	if !errors.Is(err, sink.ErrOtherLog) && (!errors.As(err, &f) || !strings.Contains(f.Message, "another log")) {
