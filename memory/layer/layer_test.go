@@ -3,9 +3,12 @@ package layer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +16,8 @@ import (
 	"sallyport/memory"
 	"sallyport/memory/layer"
 	"sallyport/memory/search"
+
+	"go.uber.org/goleak"
 )
 
 var day = time.Date(2026, 11, 26, 18, 28, 5, 0, time.UTC)
@@ -59,6 +64,86 @@ func store(t *testing.T, l *layer.Layers, kind, text string) layer.Entry {
 
 var ctx = context.Background()
 
+// TestMain is also the processes that TestProcesses and TestCompactKilled start.
+func TestMain(m *testing.M) {
+	dir := os.Getenv("LAYER_DIR")
+	if dir == "" {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	f, err := memory.Open(dir)
+	if err != nil {
+		panic(err)
+	}
+	l := &layer.Layers{Folder: f, Session: os.Getenv("LAYER_SESSION")}
+	if os.Getenv("LAYER_DO") == "compact" {
+		fmt.Println("ready")
+		_, err = l.Compact(ctx, layer.CompactOptions{Before: day})
+	} else {
+		for i := range writes {
+			text := fmt.Sprintf("%s wrote %d", l.Session, i)
+			if i%2 == 0 {
+				_, storeErr := l.Store(ctx, text, layer.Observation, nil)
+				err = errors.Join(err, storeErr)
+			} else {
+				err = errors.Join(err, l.AppendTurn(ctx, "user", text))
+			}
+		}
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+const processes, writes = 8, 1000
+
+func process(t *testing.T, dir, do, session string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), "LAYER_DIR="+dir, "LAYER_DO="+do, "LAYER_SESSION="+session)
+	c.Stderr = t.Output()
+	return c
+}
+
+// No write of several processes is lost.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	l, dir := remember(t)
+	var started []*exec.Cmd
+	for i := range processes {
+		c := process(t, dir, "write", fmt.Sprint("p", i))
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		started = append(started, c)
+	}
+	for _, c := range started {
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	texts := map[string]int{}
+	turns, err := l.Turns(ctx, "", 1_000_000)
+	for _, turn := range turns {
+		texts[turn.Content]++
+	}
+	files, _ := os.ReadDir(filepath.Join(dir, "memories/observation"))
+	for _, f := range files {
+		_, text, _ := strings.Cut(read(t, dir, "memories/observation/"+f.Name()), "\n---\n")
+		texts[strings.TrimSpace(text)]++
+	}
+	for i := range processes {
+		for j := range writes {
+			if text := fmt.Sprintf("p%d wrote %d", i, j); texts[text] != 1 {
+				t.Errorf("%q is there %d times", text, texts[text])
+			}
+		}
+	}
+	if err != nil || len(turns)+len(files) != processes*writes {
+		t.Errorf("%d turns, %d entries, %v", len(turns), len(files), err)
+	}
+}
+
 func TestState(t *testing.T) {
 	l, dir := remember(t)
 	for key, value := range map[string]string{"step": `{"n": 3}`, "a.b-c_D": `"x"`, "..": `null`} {
@@ -89,15 +174,5 @@ func TestState(t *testing.T) {
 	}
 	if _, err := l.State(ctx, "broken"); !errors.Is(err, layer.ErrInvalid) {
 		t.Error(err)
-	}
-}
-
-func TestRetrieve(t *testing.T) {
-	l, _ := remember(t)
-	e := store(t, l, layer.LearnedFact, "The deploy key of acme expires in March.")
-	store(t, l, layer.Observation, "The weather is fine.")
-	got, err := l.Retrieve(ctx, "when does the deploy key expire?", 5, layer.RetrieveOptions{})
-	if err != nil || len(got) == 0 || got[0].ID != e.ID || got[0].Text != e.Text || got[0].Session != "s1" || !got[0].Time.Equal(day) {
-		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -37,7 +37,9 @@ func (l *Layers) Prompt(ctx context.Context) (string, error) {
 	var b strings.Builder
 	b.WriteString(instructions)
 	if size > maxCore {
-		core = core[:1+bytes.LastIndexByte(core, '\n')]
+		if end := bytes.LastIndexByte(core, '\n'); end > 0 {
+			core = core[:end+1]
+		}
 		fmt.Fprintf(&b, "\nWARNING: /memory/memories.md has %d bytes, %d more than the %d that are shown. What is beyond is NOT below. Move what does not always matter to /memory/memories now.\n",
 			size, size-maxCore, maxCore)
 	}

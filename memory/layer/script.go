@@ -1,11 +1,13 @@
 package layer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -39,7 +41,6 @@ type Script struct {
 const (
 	scriptFolder = "scripts/"
 	scriptIndex  = scriptFolder + "INDEX.md"
-	scriptTitle  = "# Scripts for common tasks\n"
 	maxScript    = 1 << 20
 	maxLine      = 1 << 10
 )
@@ -141,7 +142,7 @@ func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
 		if err != nil {
 			continue // the sandbox has removed it meanwhile, or it is too large for a script
 		}
-		s := Script{Name: name, Description: comment(string(text))}
+		s := Script{Name: name}
 		if i := index.of(name); i >= 0 {
 			s = index[i].script
 			s.Registered = true
@@ -158,16 +159,6 @@ func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
 		}
 	}
 	return list, index, nil
-}
-
-// comment is the first line of a script that is a comment with words in it.
-func comment(text string) string {
-	for line := range strings.Lines(clip(text, 4<<10)) {
-		if c, ok := strings.CutPrefix(line, "#"); ok && !strings.HasPrefix(c, "!") && strings.TrimSpace(c) != "" {
-			return clip(oneLine(c), maxLine)
-		}
-	}
-	return ""
 }
 
 // FindScript returns the scripts that match a query best, the best first: n of 1 to 100.
@@ -234,42 +225,44 @@ func parseIndex(text string) (list scriptSections) {
 
 func parseSection(text string) Script {
 	heading, rest, _ := strings.Cut(text, "\n")
-	s := Script{Name: strings.TrimSpace(strings.TrimPrefix(heading, "## "))}
-	if _, err := scriptFile(s.Name); err != nil || !strings.HasPrefix(heading, "## ") {
-		return Script{}
-	}
+	name := strings.TrimSpace(strings.TrimPrefix(heading, "## "))
+	fields := map[string]string{}
 	for line := range strings.Lines(rest) {
-		key, value, _ := strings.Cut(strings.TrimPrefix(line, "- "), ": ")
-		value = clip(strings.TrimSpace(value), 2*maxLine)
-		switch key {
-		case "Description":
-			s.Description = value
-		case "Arguments":
-			s.Arguments = value
-		case "SHA-256":
-			s.Digest = memory.Digest(clip(value, 64))
-		case "Last success":
-			s.LastSuccess, _ = time.Parse(time.RFC3339, value)
-		case "Last failure":
-			s.LastFailure, _ = time.Parse(time.RFC3339, value)
-		case "Note":
-			s.Note = value
+		if key, value, ok := strings.Cut(strings.TrimPrefix(line, "- "), ": "); ok {
+			fields[key] = clip(strings.TrimSpace(value), 2*maxLine)
 		}
 	}
-	if s.Digest == "" {
+	if _, err := scriptFile(name); err != nil || !strings.HasPrefix(heading, "## ") || fields["SHA-256"] == "" {
 		return Script{}
 	}
+	s := Script{Name: name, Description: fields["Description"], Arguments: fields["Arguments"], Digest: memory.Digest(fields["SHA-256"]), Note: fields["Note"]}
+	s.LastSuccess, _ = time.Parse(time.RFC3339, fields["Last success"])
+	s.LastFailure, _ = time.Parse(time.RFC3339, fields["Last failure"])
 	return s
+}
+
+// own is the section of a script.
+func (s Script) own() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "## %s\n\n", s.Name)
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.Format(time.RFC3339)
+	}
+	for _, f := range [][2]string{{"Description", s.Description}, {"Arguments", s.Arguments}, {"SHA-256", string(s.Digest)},
+		{"Last success", at(s.LastSuccess)}, {"Last failure", at(s.LastFailure)}, {"Note", s.Note}} {
+		if f[1] != "" {
+			fmt.Fprintf(&b, "- %s: %s\n", f[0], f[1])
+		}
+	}
+	return b.String()
 }
 
 // of is where the script's section is, or -1.
 func (list scriptSections) of(name string) int {
-	for i, s := range list {
-		if s.script.Name == name {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(list, func(s section) bool { return s.script.Name == name })
 }
 
 // at is the script whose section has a line.
@@ -282,43 +275,25 @@ func (list scriptSections) at(line int) (name string) {
 	return name
 }
 
-// with is INDEX.md with the section of a script in place of the one it has.
+// with is INDEX.md with the section of a script, in place of the one it has.
 func (list scriptSections) with(s Script) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## %s\n\n- Description: %s\n", s.Name, s.Description)
-	if s.Arguments != "" {
-		fmt.Fprintf(&b, "- Arguments: %s\n", s.Arguments)
-	}
-	fmt.Fprintf(&b, "- SHA-256: %s\n", s.Digest)
-	if !s.LastSuccess.IsZero() {
-		fmt.Fprintf(&b, "- Last success: %s\n", s.LastSuccess.Format(time.RFC3339))
-	}
-	if !s.LastFailure.IsZero() {
-		fmt.Fprintf(&b, "- Last failure: %s\n", s.LastFailure.Format(time.RFC3339))
-	}
-	if s.Note != "" {
-		fmt.Fprintf(&b, "- Note: %s\n", s.Note)
-	}
-	own := b.String()
-	b.Reset()
-	i := list.of(s.Name)
-	for at, section := range list {
-		if at == i {
-			section.text = own
-			if at+1 < len(list) {
-				section.text += "\n"
-			}
+	own := list.of(s.Name)
+	for i, section := range list {
+		switch {
+		case i != own:
+			b.WriteString(section.text)
+		case i+1 < len(list):
+			b.WriteString(s.own() + "\n")
+		default:
+			b.WriteString(s.own())
 		}
-		b.WriteString(section.text)
 	}
-	if i < 0 {
-		text := strings.TrimRight(b.String(), "\n")
-		if text == "" {
-			text = strings.TrimSuffix(scriptTitle, "\n")
-		}
-		return []byte(text + "\n\n" + own)
+	if own >= 0 {
+		return []byte(b.String())
 	}
-	return []byte(b.String())
+	text := cmp.Or(strings.TrimRight(b.String(), "\n"), "# Scripts for common tasks")
+	return []byte(text + "\n\n" + s.own())
 }
 
 // oneLine is a text in one line that a terminal shows as it is.
