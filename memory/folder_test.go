@@ -258,3 +258,96 @@ func TestNames(t *testing.T) {
 		t.Error("described what is outside")
 	}
 }
+
+func TestAppendLine(t *testing.T) {
+	dir, _ := plant(t)
+	f := open(t, dir)
+	for _, line := range []string{"one", "", "two"} {
+		if err := f.AppendLine("deep/turns.jsonl", []byte(line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "deep/turns.jsonl")
+	if got, _ := os.ReadFile(path); string(got) != "one\n\ntwo\n" {
+		t.Errorf("%q", got)
+	}
+	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.AppendLine("deep/turns.jsonl", []byte("three")); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(path); string(got) != "half\nthree\n" {
+		t.Errorf("%q", got)
+	}
+	for name, want := range map[string]error{"../x": memory.ErrBadName, "deep": memory.ErrNotFile, "pipe": memory.ErrNotFile, "out": nil} {
+		if err := f.AppendLine(name, nil); err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := f.AppendLine("x", make([]byte, 16<<20)); !errors.Is(err, memory.ErrTooLarge) {
+		t.Error(err)
+	}
+}
+
+func TestReadPart(t *testing.T) {
+	dir, _ := plant(t)
+	f := open(t, dir)
+	if err := f.Write("x", []byte("0123456789"), ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		offset, n int64
+		want      string
+	}{{0, 3, "012"}, {7, 100, "789"}, {-3, 2, "78"}, {-100, 2, "01"}, {100, 2, ""}, {0, -1, ""}} {
+		if got, size, err := f.ReadPart("x", tt.offset, tt.n); string(got) != tt.want || size != 10 || err != nil {
+			t.Errorf("%+v: %q of %d, %v", tt, got, size, err)
+		}
+	}
+	if got, _, err := f.ReadPart("pipe", 0, 1); !errors.Is(err, memory.ErrNotFile) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestScanIn(t *testing.T) {
+	dir, _ := plant(t)
+	f := open(t, dir)
+	for _, name := range []string{"a/b/c", "a/d", "e"} {
+		if err := f.Write(name, nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("a", filepath.Join(dir, "to-a")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := f.ScanIn("a/", 10)
+	var paths []string
+	for _, e := range entries {
+		paths = append(paths, e.Path)
+	}
+	if got := strings.Join(paths, " "); got != "a/b a/b/c a/d" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	for name, want := range map[string]error{"none": fs.ErrNotExist, "../x": memory.ErrBadName, "e": nil, "to-a": nil, "pipe": nil} {
+		if entries, err := f.ScanIn(name, 10); err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: %v, %v", name, entries, err)
+		}
+	}
+}
+
+// What begins with "#!" may be run, and stays so when it is replaced.
+func TestWriteScript(t *testing.T) {
+	dir := t.TempDir()
+	f := open(t, dir)
+	old := memory.Digest("")
+	for _, text := range []string{"#!/bin/sh\n", "#!/bin/sh\necho\n", "text"} {
+		if err := f.Write("x", []byte(text), old); err != nil {
+			t.Fatal(err)
+		}
+		old = memory.DigestOf([]byte(text))
+		info, err := os.Stat(filepath.Join(dir, "x"))
+		if err != nil || (info.Mode().Perm() == 0o777) != strings.HasPrefix(text, "#!") {
+			t.Errorf("%q: %v, %v", text, info.Mode(), err)
+		}
+	}
+}

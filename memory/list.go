@@ -71,7 +71,12 @@ func (f *Folder) ScanIn(name string, most int) ([]Entry, error) {
 	if name != "." {
 		prefix = name + "/"
 	}
-	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if info, err := f.root.Lstat(name); err != nil {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("%q: %w", name, unix.ENOTDIR)
+	}
+	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", name, cause(err))
 	}
@@ -173,7 +178,12 @@ func (f *Folder) Lstat(name string) (fs.FileInfo, error) {
 // Names returns the names in a folder in no order. If there are more than most, it returns
 // the first that it met, and ErrTruncated.
 func (f *Folder) Names(name string, most int) ([]string, error) {
-	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if info, err := f.root.Lstat(name); err != nil {
+		return nil, fmt.Errorf("%q: %w", name, cause(err))
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("%q: %w", name, unix.ENOTDIR)
+	}
+	d, err := f.root.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", name, cause(err))
 	}

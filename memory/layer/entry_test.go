@@ -112,10 +112,10 @@ func TestRetrieve(t *testing.T) {
 		want  int
 		first string
 	}{
-		"best first":    {"when does the deploy key of acme expire?", 10, layer.RetrieveOptions{}, 4, e.ID},
+		"best first":    {"when does the deploy key of acme expire?", 10, layer.RetrieveOptions{}, 4, ""},
 		"n":             {"deploy", 2, layer.RetrieveOptions{}, 2, ""},
 		"type":          {"deploy", 10, layer.RetrieveOptions{Type: layer.LearnedFact}, 1, e.ID},
-		"by hand":       {"globex deploy", 1, layer.RetrieveOptions{}, 1, "memories/by hand.md"},
+		"by hand":       {"globex", 1, layer.RetrieveOptions{}, 1, "memories/by hand.md"},
 		"turn":          {"initech", 5, layer.RetrieveOptions{Type: "turn"}, 1, "conversations.jsonl:1"},
 		"trusted":       {"globex deploy", 10, layer.RetrieveOptions{TrustedOnly: true}, 3, ""},
 		"time":          {"deploy", 10, layer.RetrieveOptions{Until: day}, 0, ""},
