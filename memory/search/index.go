@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"sync/atomic"
 	"unicode"
 
 	"sallyport/memory"
@@ -29,11 +30,11 @@ import (
 )
 
 // schema has the files as they were met, their documents (a file, or a part of a session
-// of the conversations), the documents' units (a paragraph, or a turn), and the words of
-// both.
+// of the conversations), the documents' units (a paragraph, or a turn), the words of units
+// (of those around them too), and the words of documents that have several.
 const schema = `
 CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, inode INTEGER NOT NULL, changed INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
-CREATE TABLE document(id INTEGER PRIMARY KEY, file INTEGER NOT NULL, digest BLOB NOT NULL, entry TEXT NOT NULL, session TEXT NOT NULL) STRICT;
+CREATE TABLE document(id INTEGER PRIMARY KEY, file INTEGER NOT NULL, digest BLOB NOT NULL, entry TEXT NOT NULL, session TEXT NOT NULL, units INTEGER NOT NULL) STRICT;
 CREATE INDEX document_file ON document(file);
 CREATE TABLE unit(id INTEGER PRIMARY KEY, document INTEGER NOT NULL, line INTEGER NOT NULL, type TEXT NOT NULL, time INTEGER NOT NULL, digest BLOB NOT NULL, heading TEXT NOT NULL, text TEXT NOT NULL) STRICT;
 CREATE INDEX unit_document ON unit(document);
@@ -41,7 +42,7 @@ CREATE INDEX unit_time ON unit(time);
 CREATE INDEX unit_digest ON unit(digest);
 CREATE TABLE vector(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE model(name TEXT NOT NULL) STRICT;
-CREATE VIRTUAL TABLE unit_words USING fts5(heading, text, content='', contentless_delete=1, tokenize='porter unicode61');
+CREATE VIRTUAL TABLE unit_words USING fts5(heading, text, near, content='', contentless_delete=1, tokenize='porter unicode61');
 CREATE VIRTUAL TABLE document_words USING fts5(heading, text, content='', contentless_delete=1, tokenize='porter unicode61');
 `
 
@@ -73,6 +74,7 @@ type Index struct {
 	db *sql.DB
 
 	update sync.Mutex
+	broken atomic.Bool // a search found the index damaged
 }
 
 // Open opens the index at path. One that is not there, is damaged, or was made by another
@@ -170,15 +172,20 @@ func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress)
 	if progress == nil {
 		progress = func(int, int) {}
 	}
-	truncated, err := x.words(ctx, f, progress)
+	if x.broken.Swap(false) {
+		if err := x.create(ctx); err != nil {
+			return fmt.Errorf("making the search index anew: %w", err)
+		}
+	}
+	news, truncated, err := x.words(ctx, f, progress)
 	if damaged(err) {
 		if err := x.create(ctx); err != nil {
 			return fmt.Errorf("making the search index anew: %w", err)
 		}
-		truncated, err = x.words(ctx, f, progress)
+		news, truncated, err = x.words(ctx, f, progress)
 	}
 	if err != nil {
 		return fmt.Errorf("updating the search index: %w", err)
 	}
-	return errors.Join(truncated, x.vectors(ctx, progress))
+	return errors.Join(truncated, x.embed(ctx, news, progress))
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -26,12 +27,19 @@ const (
 	maxSession = 32 << 10
 	// maxFront is the size of the largest front matter, in bytes.
 	maxFront = 16 << 10
+	// maxTurns is how many turns are indexed, the last ones.
+	maxTurns = 100_000
+	// maxLabel is the size of the longest ID, session, type or heading, in bytes.
+	maxLabel = 200
+	// turnType is the type of turns.
+	turnType = "turn"
 )
 
 // document is a file, or a part of a session of the conversations.
 type document struct {
 	entry, session string
 	heading        string
+	metadata       string
 	units          []unit
 }
 
@@ -40,8 +48,29 @@ type unit struct {
 	line    int
 	kind    string
 	time    time.Time
+	dated   bool // the time is not only the file's
 	heading string
 	text    string
+}
+
+// date is the words that a question may name a unit's day with.
+func (u unit) date() string {
+	if !u.dated {
+		return ""
+	}
+	return u.time.UTC().Format(" 2 January 2006")
+}
+
+// near is what a unit is found by besides its own words: those of the two before it and of
+// the one after, which often ask, or say, what it is about.
+func (d document) near(i int) string {
+	around := []string{d.metadata}
+	for j := max(0, i-2); j < min(len(d.units), i+2); j++ {
+		if j != i {
+			around = append(around, clip(d.units[j].text, maxUnit))
+		}
+	}
+	return strings.Join(around, "\n")
 }
 
 // digest names the text of a unit.
@@ -54,9 +83,9 @@ func (u unit) digest() []byte {
 // digest names all that is indexed of a document.
 func (d document) digest() []byte {
 	h := sha256.New()
-	write(h, d.entry, d.session, d.heading)
+	write(h, d.entry, d.session, d.heading, d.metadata)
 	for _, u := range d.units {
-		write(h, strconv.Itoa(u.line), u.kind, u.time.Format(time.RFC3339Nano), u.heading, u.text)
+		write(h, strconv.Itoa(u.line), u.kind, strconv.FormatInt(u.time.UnixMilli(), 10), strconv.FormatBool(u.dated), u.heading, u.text)
 	}
 	return h.Sum(nil)[:16]
 }
@@ -76,7 +105,7 @@ func split(name string, data []byte, modified time.Time) []document {
 		return turns(data, modified)
 	}
 	front, body, line := frontMatter(string(data))
-	d := document{entry: name, session: front["session"], heading: name}
+	d := document{entry: name, session: front["session"], heading: name, metadata: front["metadata"]}
 	if front["id"] != "" {
 		d.entry = front["id"]
 	}
@@ -84,9 +113,9 @@ func split(name string, data []byte, modified time.Time) []document {
 	if kind == "" {
 		kind = kindOf(name)
 	}
-	when := modified
+	when, dated := modified, false
 	if t, err := time.Parse(time.RFC3339, front["time"]); err == nil {
-		when = t
+		when, dated = t, true
 	}
 	d.units = paragraphs(body, line, path.Ext(name) == ".md")
 	if len(d.units) == 0 {
@@ -94,7 +123,7 @@ func split(name string, data []byte, modified time.Time) []document {
 	}
 	for i := range d.units {
 		u := &d.units[i]
-		u.kind, u.time = kind, when
+		u.kind, u.time, u.dated = kind, when, dated
 		if u.heading == "" {
 			u.heading = path.Base(name)
 		}
@@ -124,8 +153,8 @@ func kindOf(name string) string {
 }
 
 // frontMatter parts a file into the fields at its head, its text, and the number of the
-// text's first line. Of the YAML it reads one field a line; a head that does not end is
-// text.
+// text's first line. Of the YAML it reads one field a line, and what is indented is
+// metadata; a head that does not end is text.
 func frontMatter(data string) (fields map[string]string, body string, line int) {
 	head, ok := strings.CutPrefix(strings.TrimPrefix(data, "\ufeff"), "---\n")
 	if !ok {
@@ -143,7 +172,7 @@ func frontMatter(data string) (fields map[string]string, body string, line int) 
 	fields = map[string]string{}
 	for l := range strings.Lines(head[:end]) {
 		key, value, ok := strings.Cut(l, ":")
-		if !ok || strings.TrimSpace(key) != key {
+		if !ok {
 			continue
 		}
 		value = strings.TrimSpace(value)
@@ -152,7 +181,11 @@ func frontMatter(data string) (fields map[string]string, body string, line int) 
 		} else if len(value) >= 2 && value[0] == '\'' && value[len(value)-1] == '\'' {
 			value = strings.ReplaceAll(value[1:len(value)-1], "''", "'")
 		}
-		fields[key] = value
+		if strings.TrimSpace(key) != key {
+			fields["metadata"] += strings.TrimSpace(key) + " " + value + "\n"
+			continue
+		}
+		fields[key] = clip(value, maxLabel)
 	}
 	body = strings.TrimPrefix(head[end+len("---"):], "\n")
 	return fields, body, strings.Count(data[:len(data)-len(body)], "\n") + 1
@@ -189,7 +222,7 @@ func paragraphs(text string, line int, markdown bool) []unit {
 		case markdown && few && l[0] == '#':
 			flush()
 			depth := len(l) - len(strings.TrimLeft(l, "#"))
-			headings = append(headings[:min(len(headings), min(depth, 6)-1)], clip(strings.TrimSpace(l[depth:]), 200))
+			headings = append(headings[:min(len(headings), min(depth, 6)-1)], clip(strings.TrimSpace(l[depth:]), maxLabel))
 			heading = strings.Join(headings, " > ")
 		case markdown && few && item(l):
 			flush()
@@ -237,9 +270,11 @@ func turns(data []byte, modified time.Time) []document {
 	var documents []document
 	last := map[string]int{} // where the last document of a session is
 	size := map[string]int{}
-	line := 0
+	line, skipped := 0, bytes.Count(data, []byte{'\n'})-maxTurns
 	for l := range bytes.Lines(data) {
-		line++
+		if line++; line <= skipped {
+			continue
+		}
 		var t struct {
 			Time    string `json:"time"`
 			Session string `json:"session"`
@@ -256,6 +291,7 @@ func turns(data []byte, modified time.Time) []document {
 		if err != nil {
 			when = modified
 		}
+		t.Session, t.Role = clip(t.Session, maxLabel), clip(t.Role, maxLabel)
 		i, ok := last[t.Session]
 		if !ok || size[t.Session]+len(t.Content) > maxSession {
 			i = len(documents)
@@ -266,8 +302,29 @@ func turns(data []byte, modified time.Time) []document {
 		for text := t.Content; text != ""; {
 			part := clip(text, maxSession)
 			text = text[len(part):]
-			documents[i].units = append(documents[i].units, unit{line: line, kind: "turn", time: when, heading: t.Role, text: part})
+			documents[i].units = append(documents[i].units, unit{line: line, kind: turnType, time: when, dated: err == nil, heading: t.Role, text: part})
 		}
 	}
 	return documents
+}
+
+// spaced parts a text into words where its script does not.
+func spaced(s string) string {
+	var b strings.Builder
+	done := 0
+	for i, r := range s {
+		if r < 0x0e00 || !unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Thai, unicode.Lao, unicode.Khmer, unicode.Myanmar) {
+			continue
+		}
+		b.WriteString(s[done:i])
+		b.WriteByte(' ')
+		b.WriteRune(r)
+		b.WriteByte(' ')
+		done = i + utf8.RuneLen(r)
+	}
+	if done == 0 {
+		return s
+	}
+	b.WriteString(s[done:])
+	return b.String()
 }

@@ -18,7 +18,7 @@ const (
 	// maxText is the size of the largest file whose text is indexed, in bytes.
 	maxText = 1 << 20
 	// batch is how many files a transaction is about.
-	batch = 256
+	batch = 64
 	// settled is how old a change must be for its stamp to tell it from the next one:
 	// more than a tick of the clock that stamps files.
 	settled = 50 * time.Millisecond
@@ -31,8 +31,9 @@ type known struct {
 	bytes int64
 }
 
-// words brings the words up to date. truncated is a memory.ErrTruncated.
-func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (truncated, err error) {
+// words brings the words up to date, and says whether anything had changed. truncated is a
+// memory.ErrTruncated.
+func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (news bool, truncated, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	now := time.Now()
@@ -41,11 +42,11 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 		truncated, err = err, nil
 	}
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	files, err := x.known(ctx)
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	var total int64
 	for _, k := range files {
@@ -77,14 +78,14 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 			return nil
 		})
 		if err != nil {
-			return truncated, err
+			return true, truncated, err
 		}
 	}
 	progress(len(changed), len(changed))
 	if len(files) == 0 {
-		return truncated, nil
+		return len(changed) > 0, truncated, nil
 	}
-	return truncated, w.do(func() error {
+	return true, truncated, w.do(func() error {
 		for _, k := range files {
 			if err := w.remove(k); err != nil {
 				return err
@@ -236,24 +237,30 @@ func (w *writer) documents(file int64, documents []document) error {
 }
 
 func (w *writer) insert(file int64, digest []byte, d document) error {
-	document, err := w.exec("INSERT INTO document(file, digest, entry, session) VALUES(?,?,?,?)", file, digest, d.entry, d.session)
+	document, err := w.exec("INSERT INTO document(file, digest, entry, session, units) VALUES(?,?,?,?,?)", file, digest, d.entry, d.session, len(d.units))
 	if err != nil {
 		return err
 	}
 	var whole strings.Builder
-	for _, u := range d.units {
+	for i, u := range d.units {
 		id, err := w.exec("INSERT INTO unit(document, line, type, time, digest, heading, text) VALUES(?,?,?,?,?,?,?)",
 			document, u.line, u.kind, u.time.UnixMilli(), u.digest(), u.heading, u.text)
 		if err != nil {
 			return err
 		}
-		if _, err := w.exec("INSERT INTO unit_words(rowid, heading, text) VALUES(?,?,?)", id, u.heading, u.text); err != nil {
+		if _, err := w.exec("INSERT INTO unit_words(rowid, heading, text, near) VALUES(?,?,?,?)", id, spaced(u.heading+u.date()), spaced(u.text), spaced(d.near(i))); err != nil {
 			return err
+		}
+		if u.kind == turnType {
+			whole.WriteString(u.heading + ": ")
 		}
 		whole.WriteString(u.text)
 		whole.WriteString("\n\n")
 	}
-	_, err = w.exec("INSERT INTO document_words(rowid, heading, text) VALUES(?,?,?)", document, d.heading, whole.String())
+	if len(d.units) == 1 {
+		return nil
+	}
+	_, err = w.exec("INSERT INTO document_words(rowid, heading, text) VALUES(?,?,?)", document, spaced(d.heading+d.units[0].date()), spaced(whole.String()))
 	return err
 }
 
