@@ -2,6 +2,7 @@ package layer_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -131,6 +132,20 @@ func TestRetrieve(t *testing.T) {
 		if _, err := l.Retrieve(ctx, "x", n, layer.RetrieveOptions{}); !errors.Is(err, layer.ErrInvalid) {
 			t.Errorf("%d: %v", n, err)
 		}
+	}
+}
+
+// What is left out because it is not trusted takes no room.
+func TestRetrieveTrusted(t *testing.T) {
+	l, dir := remember(t)
+	for i := range 15 {
+		write(t, dir, fmt.Sprint("memories/", i, ".md"), "acme, acme and acme")
+	}
+	e := store(t, l, layer.Observation, "acme among others that are here")
+	l.Trust = func(path string) string { return strings.TrimPrefix(path, e.Path) }
+	found, err := l.Retrieve(ctx, "acme", 1, layer.RetrieveOptions{TrustedOnly: true})
+	if err != nil || len(found) != 1 || found[0].ID != e.ID {
+		t.Errorf("%+v, %v", found, err)
 	}
 }
 
