@@ -113,7 +113,7 @@ func TestRetrieve(t *testing.T) {
 		want  int
 		first string
 	}{
-		"best first":    {"when does the deploy key of acme expire?", 10, layer.RetrieveOptions{}, 4, ""},
+		"best first":    {"when does the deploy key of acme expire?", 10, layer.RetrieveOptions{}, 4, e.ID},
 		"n":             {"deploy", 2, layer.RetrieveOptions{}, 2, ""},
 		"type":          {"deploy", 10, layer.RetrieveOptions{Type: layer.LearnedFact}, 1, e.ID},
 		"by hand":       {"globex", 1, layer.RetrieveOptions{}, 1, "memories/by hand.md"},

@@ -122,7 +122,7 @@ func TestFindScript(t *testing.T) {
 	}
 	write(t, dir, "scripts/x.py", "#!/usr/bin/python3\n# Measures the temperature\n")
 	write(t, dir, "memories/x.md", "rotating logs")
-	for query, want := range map[string]string{"rotate log files": "b.sh", "deploying": "a.sh", "temperature": "x.py"} {
+	for query, want := range map[string]string{"rotate log files": "b.sh", "deploying": "a.sh", "c.sh": "c.sh", "temperature": "x.py"} {
 		found, err := l.FindScript(ctx, query, 1)
 		if err != nil || len(found) != 1 || found[0].Name != want || found[0].Untrusted != "scripts/"+want {
 			t.Errorf("%s: %+v, %v", query, found, err)
