@@ -61,7 +61,7 @@ func (r *recording) forget(ctx context.Context, d memory.Digest) error {
 // leave removes from the memory what is in quarantine.
 func (r *recording) leave() (err error) {
 	for _, c := range r.leaving {
-		if e := r.f.RemoveFile(c.Path, c.Digest); e != nil && !replaced(e) && !errors.Is(e, memory.ErrChanged) {
+		if e := r.f.RemoveFile(c.Path, c.Digest); e != nil && !replaced(e) {
 			err = errors.Join(err, fmt.Errorf("taking %q out of the memory: %w", c.Path, e))
 		}
 	}
@@ -123,7 +123,7 @@ func (r *recording) current(ctx context.Context, path string, v file) ([]byte, e
 		return content(ctx, r.tx, v.Digest)
 	}
 	data, err := r.f.Read(path)
-	if err == nil && memory.DigestOf(data) != v.Digest {
+	if err == nil && memory.DigestOf(data) != v.Digest || replaced(err) {
 		err = fmt.Errorf("%q: %w", path, memory.ErrChanged)
 	}
 	return data, err
@@ -198,7 +198,7 @@ func (s *Store) Recheck(ctx context.Context, f *memory.Folder, c Cause) (*Commit
 		for d, paths := range have {
 			slices.Sort(paths)
 			data, err := r.current(ctx, paths[0], state[paths[0]])
-			if replaced(err) || errors.Is(err, memory.ErrChanged) {
+			if errors.Is(err, memory.ErrChanged) {
 				continue
 			}
 			if err != nil {

@@ -220,14 +220,15 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 	return true, r.add(ctx, c, e.Stamp)
 }
 
-// replaced reports whether the sandbox has replaced an entry since it was listed.
+// replaced reports whether an error of the memory comes from what the sandbox does to it
+// meanwhile, and not from the host.
 func replaced(err error) bool {
-	for _, e := range []error{fs.ErrNotExist, memory.ErrNotFile, memory.ErrTooLarge, unix.ELOOP, unix.ENOTDIR, unix.EINVAL, unix.ENXIO, unix.ESTALE} {
+	for _, e := range []error{unix.EIO, unix.EROFS, unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, e) {
-			return true
+			return false
 		}
 	}
-	return false
+	return err != nil
 }
 
 func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string, error) {
