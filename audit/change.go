@@ -74,7 +74,7 @@ const typeOther = 99
 
 func classOf(kind, state string) Class {
 	switch kind {
-	case "sandbox", "image":
+	case "sandbox", "image", "memory":
 		return ClassEntity
 	case "key", "secret", "client", "limit", "approval", "hold", "api":
 		return ClassAPI
@@ -111,7 +111,7 @@ var activities = map[Class]map[string]int{
 type Entity struct {
 	Data   *EntityData `json:"data,omitempty"`
 	Name   string      `json:"name,omitempty"`
-	Type   string      `json:"type,omitempty"` // sandbox, image
+	Type   string      `json:"type,omitempty"` // sandbox, image, memory
 	TypeID int         `json:"type_id"`
 	UID    string      `json:"uid,omitempty"`
 }

@@ -18,13 +18,14 @@ type Extension struct {
 	HeaderNames []string          `json:"header_names,omitempty"`      // of the request, sorted; OCSF's http_headers wants values too
 	Method      string            `json:"http_method,omitempty"`       // that OCSF does not know
 	Kind        Kind              `json:"kind"`
-	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
-	MoreSources int               `json:"more_sources,omitempty"` // of those that count stands for, how many had other ports than source_ports
-	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
-	Owner       string            `json:"owner,omitempty"`        // the tenant whose sandbox it is
-	Phase       string            `json:"phase,omitempty"`        // connect, request, dns, inbound, ssh
-	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
-	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
+	Limits      []LimitUse        `json:"limits,omitempty"`        // what bounds it; of a lifecycle event: what was reset
+	Memory      *MemoryCommit     `json:"memory_commit,omitempty"` // of a lifecycle event of a sandbox's memory
+	MoreSources int               `json:"more_sources,omitempty"`  // of those that count stands for, how many had other ports than source_ports
+	Observed    *Observed         `json:"observed,omitempty"`      // what observe mode has lifted
+	Owner       string            `json:"owner,omitempty"`         // the tenant whose sandbox it is
+	Phase       string            `json:"phase,omitempty"`         // connect, request, dns, inbound, ssh
+	Protocol    string            `json:"protocol,omitempty"`      // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
+	QueryKeys   []string          `json:"query_keys,omitempty"`    // of the request's URL
 	Reason      string            `json:"reason,omitempty"`
 	Sandbox     string            `json:"sandbox,omitempty"` // name
 	SandboxID   string            `json:"sandbox_id,omitempty"`
@@ -36,6 +37,13 @@ type Extension struct {
 	Subject     string            `json:"subject,omitempty"`      // lifecycle: KIND/NAME of what changed state
 	Tags        map[string]string `json:"tags,omitempty"`
 	Tokens      *Tokens           `json:"tokens,omitempty"` // of a completion that a limit of tokens or cost is about
+}
+
+// MemoryCommit is a step of the history of a sandbox's memory.
+type MemoryCommit struct {
+	Changes int    `json:"changes"` // paths
+	Digest  string `json:"digest"`  // of the commit and, by that, of all before it
+	Number  uint64 `json:"number"`
 }
 
 // Tokens is what a request to an LLM API has used, as its answer reports it: see

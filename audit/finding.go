@@ -5,6 +5,7 @@ const (
 	FindingGiven    = "secret-given"     // a secret was about to be in a sandbox
 	FindingInAnswer = "secret-in-answer" // an answer held a secret, which was overwritten
 	FindingGuessed  = "secret-guessed"   // an answer held a secret that its host had never been sent
+	FindingInMemory = "secret-in-memory" // a file of a sandbox's memory held a secret, and was taken out
 	FindingBypass   = "bypass"           // packets that tried to get past the gateway, as no ordinary program sends them
 
 	FindingUnrecorded  = "unrecorded-flow"   // a connection that passed, and that the gateway has not recorded
@@ -16,6 +17,7 @@ var titles = map[string]string{
 	FindingGiven:    "A secret was about to get into a sandbox",
 	FindingInAnswer: "An answer held a credential",
 	FindingGuessed:  "A host answered with a credential that it was never sent",
+	FindingInMemory: "The memory of a sandbox held a secret",
 	FindingBypass:   "A sandbox tried to get past the gateway",
 
 	FindingUnrecorded:  "A connection of a sandbox is not in the audit log",

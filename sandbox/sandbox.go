@@ -70,11 +70,12 @@ type Info struct {
 type Storage struct {
 	Disk      int64 `json:"disk"`
 	Snapshots int64 `json:"snapshots"`
-	Memory    int64 `json:"memory"` // sealed on disk while it is hibernated
+	Memory    int64 `json:"memory"`  // sealed on disk while it is hibernated
+	History   int64 `json:"history"` // versions and index of /memory
 }
 
 // Total is the sum of the parts, in bytes.
-func (s Storage) Total() int64 { return s.Disk + s.Snapshots + s.Memory }
+func (s Storage) Total() int64 { return s.Disk + s.Snapshots + s.Memory + s.History }
 
 // Lineage says what a fork was made of.
 type Lineage struct {

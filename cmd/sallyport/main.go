@@ -16,6 +16,7 @@ import (
 
 	"sallyport/cmd/sallyport/auditcmd"
 	"sallyport/cmd/sallyport/cli"
+	"sallyport/cmd/sallyport/memorycmd"
 	"sallyport/cmd/sallyport/policycmd"
 	"sallyport/cmd/sallyport/sandboxcmd"
 	"sallyport/gateway/worker"
@@ -35,7 +36,7 @@ func main() {
 
 func newRoot() *cobra.Command {
 	root := cli.Root(version, newUp, newDown, newDoctor, sandboxcmd.Run, sandboxcmd.Copy, sandboxcmd.Command, newImage, newSecret,
-		newClient, policycmd.Command, newApprovals, auditcmd.Command, newMemory, newCA, newReload, newStatus,
+		newClient, policycmd.Command, newApprovals, auditcmd.Command, memorycmd.New, newCA, newReload, newStatus,
 		newLimits, newKey, newEvents, newBackup, newRestore, newUninstall)
 	// Processes that the daemon starts, and nobody else.
 	root.AddCommand(

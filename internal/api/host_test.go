@@ -34,6 +34,7 @@ import (
 	"sallyport/internal/seal"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
+	"sallyport/memory/keeper"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	reqbody "sallyport/policy/body"
@@ -234,14 +235,23 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	opt.Once = need[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
 	opt.Approvals = need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
 	h.approvals = opt.Approvals.(*approval.Store)
+	opt.Memory = keeper.New(keeper.Options{
+		Dir: filepath.Join(dir, "sandboxes"), Hold: func(string) (func() error, error) { return func() error { return nil }, nil },
+		Contacted: func(_ context.Context, _ string, after uint64) ([]string, uint64, error) { return nil, after, nil },
+		Secret:    func(context.Context, string) (string, bool, error) { return "", false, nil },
+		Recorded:  func(context.Context, string) (map[uint64]string, error) { return nil, nil },
+		Record:    func(*audit.Event) error { return nil }, Trusted: func(string) bool { return false },
+		Key: key, Logger: opt.Logger,
+	})
+	t.Cleanup(func() { _ = opt.Memory.Close() })
 	if sandboxes {
 		opt.Sandboxes = need[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
 			Disks:    noDisks{},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
-			Images: &h.images,
-			Agent:  agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
+			Images: &h.images, Memories: opt.Memory, Forget: opt.Memory.Forget,
+			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
 		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}

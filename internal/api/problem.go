@@ -11,6 +11,10 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
+	"sallyport/memory"
+	"sallyport/memory/history"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
@@ -112,6 +116,18 @@ var problems = []struct {
 	{file.ErrTooBig, http.StatusBadRequest, "bad-request"},
 	{approval.ErrAnswer, http.StatusBadRequest, "bad-request"},
 	{errBadRequest, http.StatusBadRequest, "bad-request"},
+
+	{keeper.ErrBadRequest, http.StatusBadRequest, "bad-request"},
+	{layer.ErrInvalid, http.StatusBadRequest, "bad-request"},
+	{memory.ErrBadName, http.StatusBadRequest, "bad-request"},
+	{memory.ErrTooLarge, http.StatusBadRequest, "bad-request"},
+	{memory.ErrNotFile, http.StatusConflict, "file-state"},
+	{memory.ErrChanged, http.StatusConflict, "file-state"},
+	{keeper.ErrNone, http.StatusNotFound, "no-file"},
+	{history.ErrNoCommit, http.StatusNotFound, "no-version"},
+	{history.ErrNoQuarantine, http.StatusNotFound, "no-version"},
+	{history.ErrNotKept, http.StatusConflict, "not-kept"},
+	{history.ErrDamaged, http.StatusConflict, "damaged"},
 
 	{sandbox.ErrEngine, http.StatusServiceUnavailable, "engine"},
 	{sandbox.ErrDiskFull, http.StatusInsufficientStorage, "disk-full"},

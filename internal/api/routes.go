@@ -57,7 +57,7 @@ func (r route) changes() bool {
 // routes has those of one path one after another.
 func (h *handler) routes() []route {
 	const get, put, post, del, patch = http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch
-	return []route{
+	return append([]route{
 		{method: get, pattern: "/v1/openapi.json", id: "openapiJSON", serve: h.openapiJSON, shared: true,
 			summary: "This document as JSON", out: "200 Document OpenAPI 3.1"},
 		{method: get, pattern: "/v1/openapi.yaml", id: "openapiYAML", serve: h.openapiYAML, shared: true,
@@ -214,7 +214,7 @@ func (h *handler) routes() []route {
 			summary: "End an exposure and what goes on by it", out: "204 - It is not exposed any more"},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", id: "sandboxCertificate", serve: h.sandboxRoot, scope: ScopeRead, shared: true,
 			summary: "What a sandbox trusts", out: "200 application/x-pem-file A certificate"},
-	}
+	}, h.memoryRoutes()...)
 }
 
 //go:generate go test -run TestDocumentIsTheRoutes -update .

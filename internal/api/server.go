@@ -35,6 +35,7 @@ import (
 	"sallyport/internal/quota"
 	"sallyport/internal/ratelimit"
 	"sallyport/internal/recorded"
+	"sallyport/memory/keeper"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
@@ -45,6 +46,7 @@ import (
 // others are needed.
 type Options struct {
 	Sandboxes *manager.Manager
+	Memory    *keeper.Keeper // of the sandboxes
 	Secrets   Secrets
 	Clients   Clients
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root

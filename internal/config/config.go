@@ -66,6 +66,9 @@ type Config struct {
 	// Audit configures the audit log.
 	// Example: {segmentSize: 67108864}
 	Audit Audit `yaml:"audit"`
+	// Memory configures the memories of sandboxes, which they have at /memory.
+	// Example: {trusted: [api.openai.com]}
+	Memory Memory `yaml:"memory"`
 	// API is who may use the daemon's interface besides root on its socket.
 	// Example: {listen: "0.0.0.0:8443"}
 	API API `yaml:"api"`

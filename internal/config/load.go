@@ -111,6 +111,7 @@ func (c *Config) resolve(dir string) {
 	paths := []*string{
 		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
+		&c.Memory.TokenFile,
 		&c.API.Certificate, &c.API.Key, &c.Remote.KeyFile,
 	}
 	for i := range c.Webhooks {

@@ -58,6 +58,7 @@ func (c *Config) findings() []policy.Finding {
 	v.webhooks(c.Webhooks)
 	v.sinks(c)
 	v.retention(c.Audit)
+	v.memory(c)
 	if b := c.Policy.Bundle; b != nil {
 		v.roots("policy.bundle.roots", b.Roots)
 	}

@@ -205,6 +205,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Once:      d.once,
 		Events:    d.lifecycles,
 		Audit:     d.findEvents,
+		Memory:    d.memories,
 	})
 	server, local := api.Local(l, routes, d.log)
 	serveHTTP(ctx, g, local, server)

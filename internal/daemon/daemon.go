@@ -37,6 +37,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/seal"
 	"sallyport/internal/ssh"
+	"sallyport/memory/keeper"
 	"sallyport/policy/approval"
 	"sallyport/policy/engine"
 )
@@ -92,6 +93,8 @@ type daemon struct {
 
 	sinks sinks // of the audit log
 
+	memories *keeper.Keeper
+
 	host *sandboxHost // nil for a gateway without sandboxes of its own
 
 	// down is set when the daemon was asked to stop its sandboxes too.
@@ -118,7 +121,7 @@ func open(ctx context.Context, o Options) (_ *daemon, err error) {
 		d.log.Warn("the daemon may run out of open files, and then stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
 	}
 	for _, step := range []func(context.Context) error{
-		d.lockDataDir, d.openAuditLog, d.openPolicy, d.openGateway, d.openSandboxes, d.openSupervisor, d.openSinks, d.openSSH, d.openAPI,
+		d.lockDataDir, d.openAuditLog, d.openPolicy, d.openGateway, d.openMemories, d.openSandboxes, d.openSupervisor, d.openSinks, d.openSSH, d.openAPI,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err

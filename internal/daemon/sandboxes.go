@@ -118,6 +118,7 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 		Key:       d.key,
 		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
 		Mark:      d.mark,
+		Memories:  d.memories,
 		Meter:     runtime,
 		Gate:      gate{func() *supervisor.Supervisor { return d.supervisor }, d.log},
 		Layers:    runtime,

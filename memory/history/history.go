@@ -55,6 +55,7 @@ const (
 	OpQuarantine = "quarantine"
 	OpRelease    = "release"
 	OpDiscard    = "discard"
+	OpCheckpoint = "checkpoint"
 	OpFound      = "found" // it was found so: by nothing that is known
 )
 
@@ -74,7 +75,7 @@ type Cause struct {
 	Operation string `json:"operation"`
 	Caller    string `json:"caller,omitempty"`
 	Command   string `json:"command,omitempty"` // the program's name
-	Session   uint64 `json:"session,omitempty"`
+	Session   string `json:"session,omitempty"`
 	// Contacted are destinations that the sandbox contacted since the commit before,
 	// sorted; there were MoreContacted others.
 	Contacted     []string `json:"contacted,omitempty"`
@@ -140,6 +141,7 @@ type Filter struct {
 	After        uint64    // only commits with a larger number
 	Before       uint64    // only commits with a smaller number; 0 is any
 	Limit        int       // the newest so many, at most 1000; 0 is 100
+	Operation    string    // of the cause
 	Destination  string    // only commits that name it in their cause
 }
 
@@ -197,6 +199,9 @@ type Options struct {
 	// Inspect returns a reason to quarantine contents, or "". Record asks it before it
 	// stores them. A reason must not tell the secret that was found.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)
+	// Complete, if not nil, adds to the cause of a commit that is about to be stored: the
+	// destinations, since the commit before.
+	Complete func(ctx context.Context, before Commit, c *Cause) error
 	// Key seals what is in quarantine; a *seal.Key is one.
 	Key Key
 	// Now is the time; nil is time.Now.

@@ -35,6 +35,9 @@ func (s *Store) Commits(ctx context.Context, f Filter) ([]Commit, error) {
 	if f.Path != "" {
 		and("s.number IN (SELECT c.number FROM change c WHERE "+within+")", blob(f.Path), blob(f.Path+"/"), blob(f.Path+"0"))
 	}
+	if f.Operation != "" {
+		and("s.head ->> '$.cause.operation' = ?", f.Operation)
+	}
 	if f.Destination != "" {
 		and("EXISTS(SELECT 1 FROM json_each(s.head, '$.cause.contacted') WHERE value = ?)", f.Destination)
 	}

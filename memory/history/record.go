@@ -30,6 +30,7 @@ type recording struct {
 	s       *Store
 	f       *memory.Folder
 	tx      *sql.Tx
+	before  Commit
 	commit  Commit
 	allowed memory.Digest // contents that are not inspected
 	leaving []Change      // files that leave the memory
@@ -53,7 +54,7 @@ func (r *recording) exec(ctx context.Context, query string, args ...any) (sql.Re
 
 // Record commits what has changed in the memory since the last commit. It reads only files
 // whose stamps are others than then. The commit is nil if nothing has changed, except for a
-// fork and a restore. If an error comes with a commit, files that it quarantined are still
+// fork, a restore and a checkpoint. If an error comes with a commit, files that it quarantined are still
 // in the memory, and the next Record takes them once more.
 func (s *Store) Record(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
 	s.mu.Lock()
@@ -83,7 +84,10 @@ func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(c
 	if at.Before(before.Time) {
 		at = before.Time
 	}
-	r := &recording{s: s, f: f, tx: tx, prepared: map[string]*sql.Stmt{}, commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()}}
+	r := &recording{
+		s: s, f: f, tx: tx, prepared: map[string]*sql.Stmt{}, before: before,
+		commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()},
+	}
 	if err := do(ctx, r); err != nil {
 		return nil, fmt.Errorf("recording the memory: %w", err)
 	}
@@ -280,9 +284,15 @@ func (r *recording) add(ctx context.Context, c Change, stamp memory.Stamp) error
 // commit.
 func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	c := &r.commit
-	always := c.Cause.Operation == OpFork || c.Cause.Operation == OpRestore
+	always := c.Cause.Operation == OpFork || c.Cause.Operation == OpRestore || c.Cause.Operation == OpCheckpoint
 	if len(c.Changes) == 0 && len(c.Dropped) == 0 && !always {
 		return nil, nil
+	}
+	if r.s.o.Complete != nil {
+		if err := r.s.o.Complete(ctx, r.before, &c.Cause); err != nil {
+			return nil, err
+		}
+		c.Cause = c.Cause.clean()
 	}
 	if err := r.bound(ctx); err != nil {
 		return nil, err

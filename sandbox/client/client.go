@@ -197,6 +197,15 @@ func Lines[T any](ctx context.Context, c *Client, path string, tell func(T) erro
 	return each(body, tell)
 }
 
+// PostLines is Lines of the answer to a request with JSON.
+func PostLines[T any](ctx context.Context, c *Client, path string, in any, tell func(T) error) error {
+	resp, err := c.send(ctx, http.MethodPost, path, in, nil)
+	if err != nil {
+		return err
+	}
+	return each(resp.Body, tell)
+}
+
 // each is Lines of a body, which it closes.
 func each[T any](from io.ReadCloser, tell func(T) error) error {
 	defer from.Close()

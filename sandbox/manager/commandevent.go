@@ -16,7 +16,7 @@ import (
 // It says no argument and no environment, since they may hold secrets. Nobody waits for
 // it: the command has run.
 func (m *Manager) recordCommand(ctx context.Context, i sandbox.Info, c sandbox.CommandSpec, how string, ok bool, began time.Time) {
-	program := clip(strings.ToValidUTF8(path.Base(c.Args[0]), "\uFFFD"))
+	program := programOf(c)
 	ev := state.Lifecycle(recordOf(i), sandbox.CommandEvent, how)
 	ev.Message = "command " + program + " in sandbox " + i.Name
 	ev.StartTime, ev.Duration = began.UnixMilli(), now().Sub(began).Milliseconds()
@@ -27,6 +27,11 @@ func (m *Manager) recordCommand(ctx context.Context, i sandbox.Info, c sandbox.C
 	if err := m.opt.Recorder.Enqueue(ev); err != nil {
 		m.opt.Logger.Error("an event was lost", "message", ev.Message, "error", err)
 	}
+}
+
+// programOf is the name of the program that a command runs.
+func programOf(c sandbox.CommandSpec) string {
+	return clip(strings.ToValidUTF8(path.Base(c.Args[0]), "\uFFFD"))
 }
 
 // howEnded says how a command ended, in words of our own.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/size"
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -334,6 +335,9 @@ func (m *Manager) storage(name string) (s sandbox.Storage) {
 		s.Disk, _ = m.opt.Space.Used(m.dir(name))
 	}
 	s.Memory = allocated(filepath.Join(m.dir(name), checkpointFile)) + allocated(filepath.Join(m.dir(name), checkpointFile+partSuffix))
+	for _, file := range memory.HostFiles() {
+		s.History += allocated(filepath.Join(m.dir(name), file))
+	}
 	folders, _ := os.ReadDir(m.snapshotsDir(name))
 	for _, f := range folders {
 		dir := filepath.Join(m.snapshotsDir(name), f.Name())

@@ -112,7 +112,17 @@ func (f *Files) call(ctx context.Context, doing, file, method, target string, in
 	if err := agent.JSON(ctx, method, f.as(target, user), in, out); err != nil {
 		return f.failed(doing, file, err)
 	}
+	if method != http.MethodGet {
+		f.written(ctx)
+	}
 	return nil
+}
+
+// written tells that the memory may be another one now.
+func (f *Files) written(ctx context.Context) {
+	if i, err := f.m.Get(f.name); err == nil {
+		f.m.opt.Memories.Changed(ctx, memoryOwner(i), memory.Cause{Operation: memory.ByAPI})
+	}
 }
 
 // stream is one exchange whose body lasts. The caller closes it.
@@ -272,6 +282,7 @@ func (f *Files) send(ctx context.Context, doing, file, method, target string, co
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
 		return fmt.Errorf("%s %s:%s: %w: %w", doing, f.name, terminal.Escape(file), channel.ErrSilent, err)
 	}
+	f.written(ctx)
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -66,6 +67,9 @@ func (m *Manager) Fork(ctx context.Context, name string, spec sandbox.ForkSpec) 
 		defer done()
 		mem = dir
 	}
+	if err := m.inheritMemory(ctx, parent, children); err != nil {
+		return nil, err
+	}
 	lost, err := m.copyFiles(ctx, parent, src, children, mem)
 	if err != nil {
 		return nil, err
@@ -74,6 +78,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec sandbox.ForkSpec) 
 		return nil, err
 	}
 	for _, c := range children {
+		m.opt.Memories.Changed(ctx, c.memoryOwner(), memory.Cause{Operation: memory.Forked, From: parent.Rec.Name})
 		list = append(list, m.info(c))
 	}
 	return list, nil

@@ -66,6 +66,9 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
 		return nil, err
 	}
+	if opt.Memories == nil {
+		opt.Memories = noMemories{}
+	}
 	if opt.Gate == nil {
 		opt.Gate = noGate{}
 	}

@@ -72,6 +72,8 @@ type Options struct {
 	// Inherit gives a fork more of its parent's data, by their IDs: the names of the
 	// addresses that its memory holds. It is called while the parent is paused.
 	Inherit func(parent, child string) error
+	// Memories keeps the versions of what is in /memory. Default: nobody does.
+	Memories Memories
 	// Mark returns the policy and the audit's position of now, for snapshots. Default:
 	// nothing.
 	Mark func() sandbox.Mark

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"sallyport/internal/durable"
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/checkpoint"
 	"sallyport/sandbox/disk"
@@ -69,6 +70,7 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 	if err != nil {
 		return err
 	}
+	m.recordMemory(ctx, e, memory.Cause{Operation: memory.Restoring, From: s.Name})
 	aside := ""
 	if e.Rec.Restoring == "" && !spec.Discard {
 		if aside, err = m.safetySnapshot(ctx, e); err != nil {
@@ -90,6 +92,7 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 	if err := m.finishRestore(patient, e); err != nil {
 		return err
 	}
+	m.recordMemory(ctx, e, memory.Cause{Operation: memory.Restored, From: s.Name})
 	if s.Memory {
 		// The session is a new one, whatever its processes remember.
 		if err := m.renewSpec(patient, e); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
@@ -141,6 +142,9 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 
 // end is halt, and removes an ephemeral sandbox.
 func (m *Manager) end(ctx context.Context, e *entry, why string) error {
+	if !e.Rec.Spec.Ephemeral {
+		m.recordMemory(ctx, e, memory.Cause{Operation: memory.Stopped})
+	}
 	if err := m.halt(ctx, e, why); err != nil || !e.Rec.Spec.Ephemeral {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/durable"
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/checkpoint"
 	"sallyport/sandbox/state"
@@ -111,6 +112,7 @@ func (m *Manager) makeSnapshot(ctx context.Context, e *entry, spec keepSpec) (s 
 			s.Flows = m.opt.Gate.Flows(e.Rec.Address)
 		}
 	}
+	m.recordMemory(ctx, e, memory.Cause{Operation: memory.Snapshot, From: s.Name})
 	part := filepath.Join(m.snapshotsDir(e.Rec.Name), s.Name+partSuffix)
 	if err := os.RemoveAll(part); err != nil {
 		return s, err

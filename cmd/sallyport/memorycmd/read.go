@@ -1,9 +1,8 @@
-package main
+package memorycmd
 
 import (
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -13,11 +12,7 @@ import (
 	"sallyport/memory"
 )
 
-func newMemory(g *cli.Globals) *cobra.Command {
-	return cli.Group("memory", "Read the file-backed memory of a sandbox", newMemoryList(g), newMemoryView(g))
-}
-
-func newMemoryList(g *cli.Globals) *cobra.Command {
+func newList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "ls NAME", Short: "List the files that a sandbox remembers", Args: cli.Exactly("NAME")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		list, err := cli.InMemory(cfg, args[0], (*memory.Folder).List)
@@ -32,7 +27,7 @@ func newMemoryList(g *cli.Globals) *cobra.Command {
 	})
 }
 
-func newMemoryView(g *cli.Globals) *cobra.Command {
+func newView(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: cli.Exactly("NAME", "[FILE]")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		name := append(args, memory.Index)[1]
@@ -41,10 +36,7 @@ func newMemoryView(g *cli.Globals) *cobra.Command {
 			return err
 		}
 		return g.Print(cmd, map[string]string{"name": name, "text": string(data)}, func(w io.Writer) {
-			// The sandbox wrote it: a terminal must not obey it.
-			for line := range strings.Lines(string(data)) {
-				fmt.Fprintln(w, terminal.Escape(strings.TrimRight(line, "\r\n")))
-			}
+			printText(w, string(data))
 		})
 	})
 }

@@ -1,0 +1,94 @@
+package memorycmd
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/terminal"
+	memclient "sallyport/memory/client"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
+)
+
+func newPrompt(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "prompt NAME", Short: "Print the core of the memory, and what to remember, for a system prompt", Args: cli.Exactly("NAME")}
+	return cli.Shows(g, c, of(memclient.Prompt, none), printAnswer)
+}
+
+// question adds the flags that select entries.
+func question(c *cobra.Command, q *keeper.Question) {
+	c.Flags().StringVar(&q.Type, "type", "", "only of this type: "+strings.Join(layer.Types, ", ")+", or turn")
+	c.Flags().BoolVar(&q.Trusted, "trusted", false, "only what the sandbox learned without contact to a destination that is not trusted")
+}
+
+func asked(q *keeper.Question) func(args []string) (keeper.Question, error) {
+	return func(args []string) (keeper.Question, error) {
+		q.Query = strings.Join(args[1:], " ")
+		return *q, nil
+	}
+}
+
+func newSearch(g *cli.Globals) *cobra.Command {
+	var q keeper.Question
+	c := &cobra.Command{
+		Use: "search NAME WORD...", Short: "Find places in the files of a memory", Args: cobra.MinimumNArgs(2),
+		Example: "  sallyport memory search demo which database does the user prefer",
+	}
+	question(c, &q)
+	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
+	return cli.Shows(g, c, of(memclient.Search, asked(&q)), func(w io.Writer, list []keeper.Found) {
+		for _, f := range list {
+			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(f.Text, 200))
+			untrusted(w, f.Untrusted)
+		}
+	})
+}
+
+// untrusted says why something is not trusted, where it is shown.
+func untrusted(w io.Writer, why string) {
+	if why != "" {
+		fmt.Fprintln(w, "  untrusted:", terminal.Escape(why))
+	}
+}
+
+func newStore(g *cli.Globals) *cobra.Command {
+	var r keeper.StoreRequest
+	var metadata []string
+	c := &cobra.Command{
+		Use: "store NAME TEXT", Short: "Remember an observation", Args: cli.Exactly("NAME", "TEXT"),
+		Example: `  sallyport memory store demo "The user's name is Ada." --type preference`,
+	}
+	c.Flags().StringVar(&r.Type, "type", layer.Observation, strings.Join(layer.Types, ", "))
+	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE")
+	return cli.Shows(g, c, of(memclient.Store, func(args []string) (_ keeper.StoreRequest, err error) {
+		r.Text = args[1]
+		r.Metadata, err = cli.Pairs(metadata, "metadata")
+		return r, err
+	}), func(w io.Writer, e layer.Entry) { fmt.Fprintln(w, terminal.Escape(e.Path), "is remembered") })
+}
+
+func newRetrieve(g *cli.Globals) *cobra.Command {
+	var q keeper.Question
+	c := &cobra.Command{Use: "retrieve NAME WORD...", Short: "Find entries and turns, with a score of relevance", Args: cobra.MinimumNArgs(2)}
+	question(c, &q)
+	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
+	return cli.Shows(g, c, of(memclient.Retrieve, asked(&q)), func(w io.Writer, list []layer.Scored) {
+		for _, s := range list {
+			fmt.Fprintf(w, "%.2f  %s  %s  %s\n", s.Score, s.Time.Format(time.DateOnly), terminal.Escape(s.ID), oneLine(s.Text, 200))
+			untrusted(w, s.Untrusted)
+		}
+	})
+}
+
+func newContext(g *cli.Globals) *cobra.Command {
+	var q keeper.Question
+	c := &cobra.Command{Use: "context NAME WORD...", Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
+	question(c, &q)
+	c.Flags().IntVar(&q.Budget, "budget", 2000, "tokens at most")
+	return cli.Shows(g, c, of(memclient.FormatForContext, asked(&q)), printAnswer)
+}

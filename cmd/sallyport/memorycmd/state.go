@@ -1,0 +1,101 @@
+package memorycmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/terminal"
+	memclient "sallyport/memory/client"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
+	"sallyport/memory/tool"
+	"sallyport/sandbox/client"
+)
+
+func newState(g *cli.Globals) *cobra.Command {
+	key := func(args []string) (keeper.StateRequest, error) { return keeper.StateRequest{Key: args[1]}, nil }
+	get := &cobra.Command{Use: "get NAME KEY", Short: "Print the value of a key", Args: cli.Exactly("NAME", "KEY")}
+	set := &cobra.Command{Use: "set NAME KEY JSON", Short: "Give a key a value", Args: cli.Exactly("NAME", "KEY", "JSON"), Example: `  sallyport memory state set demo step '{"n": 3}'`}
+	list := &cobra.Command{Use: "ls NAME", Short: "List the keys", Args: cli.Exactly("NAME")}
+	remove := &cobra.Command{Use: "rm NAME KEY", Short: "Remove a key", Args: cli.Exactly("NAME", "KEY")}
+	return cli.Group("state", "The working state of an agent: keys and values of JSON",
+		cli.Shows(g, get, of(memclient.GetState, key), func(w io.Writer, s keeper.StateRequest) { printText(w, string(s.Value)) }),
+		cli.Shows(g, set, of(memclient.SetState, func(args []string) (keeper.StateRequest, error) {
+			if !json.Valid([]byte(args[2])) {
+				return keeper.StateRequest{}, cli.Usagef("%q is not JSON: write a text in quotes, as '\"text\"'", args[2])
+			}
+			return keeper.StateRequest{Key: args[1], Value: json.RawMessage(args[2])}, nil
+		}), silent[client.None]),
+		cli.Shows(g, list, of(memclient.ListState, none), func(w io.Writer, k keeper.Keys) {
+			for _, key := range k.Keys {
+				fmt.Fprintln(w, terminal.Escape(key))
+			}
+		}),
+		cli.Shows(g, remove, of(memclient.RemoveState, key), silent[client.None]))
+}
+
+func silent[T any](io.Writer, T) {}
+
+func newScript(g *cli.Globals) *cobra.Command {
+	var q keeper.Question
+	list := &cobra.Command{Use: "ls NAME [WORD...]", Short: "List scripts, or those that do something", Args: cobra.MinimumNArgs(1)}
+	var s layer.Script
+	register := &cobra.Command{Use: "register NAME FILE", Short: "Write a script, and its place in the index of scripts", Args: cli.Exactly("NAME", "FILE")}
+	register.Flags().StringVar(&s.Description, "description", "", "its task, in a sentence (needed)")
+	register.Flags().StringVar(&s.Arguments, "arguments", "", "its arguments, in a line")
+	var r keeper.Outcome
+	outcome := &cobra.Command{Use: "outcome NAME SCRIPT", Short: "Note how a run of a script ended", Args: cli.Exactly("NAME", "SCRIPT")}
+	outcome.Flags().BoolVar(&r.OK, "ok", false, "it did its task")
+	outcome.Flags().StringVar(&r.Note, "note", "", "how it ended")
+	return cli.Group("script", "Scripts for common tasks",
+		cli.Lists(g, list, of(memclient.FindScripts, asked(&q)), "SCRIPT\tDESCRIPTION\tLAST SUCCESS", func(s layer.Script) string {
+			return fmt.Sprintf("%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"))
+		}),
+		cli.Shows(g, register, of(memclient.RegisterScript, func(args []string) (layer.Script, error) {
+			text, err := os.ReadFile(args[1])
+			s.Name, s.Text = filepath.Base(args[1]), string(text)
+			return s, err
+		}), func(w io.Writer, s layer.Script) {
+			fmt.Fprintln(w, "scripts/"+terminal.Escape(s.Name), "is registered")
+		}),
+		cli.Shows(g, outcome, of(memclient.RecordOutcome, func(args []string) (keeper.Outcome, error) {
+			r.Name = args[1]
+			return r, nil
+		}), silent[client.None]))
+}
+
+func newTool(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "tool NAME JSON", Short: "Carry out a command of a model's memory tool", Args: cli.Exactly("NAME", "JSON"),
+		Example: `  sallyport memory tool demo '{"command": "view", "path": "/memories"}'`,
+	}
+	return cli.Shows(g, c, of(memclient.Tool, func(args []string) (json.RawMessage, error) {
+		if !json.Valid([]byte(args[1])) {
+			return nil, cli.Usagef("the input is not JSON")
+		}
+		return json.RawMessage(args[1]), nil
+	}), func(w io.Writer, a tool.Answer) { printText(w, a.Content) })
+}
+
+// when is a time as people write it.
+func when(t time.Time) string { return t.Local().Format(time.DateTime) }
+
+func parseTime(text, flag string) (t time.Time, err error) {
+	if text == "" {
+		return t, nil
+	}
+	for _, layout := range []string{time.RFC3339, time.DateTime, time.DateOnly} {
+		if t, err = time.ParseInLocation(layout, strings.TrimSpace(text), time.Local); err == nil {
+			return t, nil
+		}
+	}
+	return t, cli.Usagef("--%s %q: write a time as 2026-11-26, \"2026-11-26 18:00:00\" or 2026-11-26T18:00:00Z", flag, text)
+}

@@ -1,0 +1,155 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"sallyport/memory"
+	"sallyport/memory/history"
+	"sallyport/memory/keeper"
+	"sallyport/memory/tool"
+	"sallyport/sandbox"
+)
+
+// memoryRoutes are the operations on the memory of a sandbox. Each is a POST of JSON whose
+// name is the operation's, as in the Go client and on the command line.
+func (h *handler) memoryRoutes() []route {
+	const name = "/v1/sandboxes/{name}/memory"
+	operation := func(operation, id, in, out, summary string, serve http.HandlerFunc, readOnly bool) route {
+		return route{method: http.MethodPost, pattern: name + operation, id: id, serve: serve, scope: ScopeRun, shared: true, readOnly: readOnly, maxBody: maxMemory,
+			summary: summary, in: in, out: out}
+	}
+	const reads, changes = true, false
+	return []route{
+		operation("", "memoryTool", "MemoryToolInput", "200 MemoryToolAnswer What the tool answers", "Carry out a command of the model's memory tool (memory_20250818), whose input is the body as it is", ofMemory(h, memoryTool), changes),
+		operation("/prompt", "memoryPrompt", "", "200 MemoryText The text", "The core of the memory, and what to remember, for a system prompt", ofMemory(h, memoryPrompt), reads),
+		operation("/search", "searchMemory", "MemoryQuestion", "200 []MemoryFound The places, the best first", "Find places in the files", ofMemory(h, (*keeper.Keeper).Search), reads),
+		operation("/store", "storeMemory", "MemoryStore", "200 MemoryEntry The entry", "Remember an observation", ofMemory(h, (*keeper.Keeper).Store), changes),
+		operation("/retrieve", "retrieveMemory", "MemoryQuestion", "200 []MemoryScored The entries, the best first", "Find entries and turns, with a score of relevance", ofMemory(h, (*keeper.Keeper).Retrieve), reads),
+		operation("/format_for_context", "formatMemory", "MemoryQuestion", "200 MemoryText The text", "Retrieve, as text for a model's context within a budget", ofMemory(h, (*keeper.Keeper).FormatForContext), reads),
+		operation("/append_turn", "appendMemoryTurn", "MemoryTurn", "204 - It is added", "Add a turn to the conversations", ofMemory(h, nothing((*keeper.Keeper).AppendTurn)), changes),
+		operation("/get_state", "getMemoryState", "MemoryState", "200 MemoryState The key and its value", "The value of a key of the working state", ofMemory(h, (*keeper.Keeper).State), reads),
+		operation("/set_state", "setMemoryState", "MemoryState", "204 - It is set", "Give a key of the working state a value", ofMemory(h, nothing((*keeper.Keeper).SetState)), changes),
+		operation("/list_state", "listMemoryState", "", "200 MemoryKeys The keys", "The keys of the working state", ofMemory(h, memoryStates), reads),
+		operation("/remove_state", "removeMemoryState", "MemoryState", "204 - It is removed", "Remove a key of the working state", ofMemory(h, nothing((*keeper.Keeper).RemoveState)), changes),
+		operation("/register_script", "registerScript", "MemoryScript", "200 MemoryScript The script", "Write a script, and its place in the index of scripts", ofMemory(h, (*keeper.Keeper).RegisterScript), changes),
+		operation("/find_scripts", "findScripts", "MemoryQuestion", "200 []MemoryScript The scripts", "Find scripts; without a query all of them", ofMemory(h, (*keeper.Keeper).FindScripts), reads),
+		operation("/record_outcome", "recordScriptOutcome", "MemoryScriptOutcome", "204 - It is noted", "Note how a run of a script ended", ofMemory(h, nothing((*keeper.Keeper).RecordOutcome)), changes),
+		operation("/checkpoint_state", "checkpointMemory", "", "200 MemoryCheckpoint The version and the files", "Make a checkpoint, and say which files have changed since the one before", ofMemory(h, memoryCheckpoint), changes),
+		operation("/compact", "compactMemory", "MemoryCompact", "200 application/x-ndjson Lines of JSON, each a MemoryCompactStep; the last has the plan or the problem", "Make old entries summaries; their originals stay in the history", h.compactMemory, changes),
+		operation("/history", "memoryHistory", "MemoryHistory", "200 MemoryCommits The newest commits that fit", "What has changed, when and by what", ofMemory(h, (*keeper.Keeper).Commits), reads),
+		operation("/diff", "diffMemory", "MemoryDiff", "200 []MemoryFileDiff The files that differ", "How two versions differ", ofMemory(h, (*keeper.Keeper).Diff), reads),
+		operation("/rollback", "rollbackMemory", "MemoryRollback", "200 MemoryCommit The new version", "Make files what they were; what they are stays in the history", ofMemory(h, h.rollbackMemory), changes),
+		operation("/quarantine", "quarantineMemory", "MemoryQuarantine", "200 []MemoryQuarantined What was taken out", "Take files out of the memory: by path, or all that was learned after contact with a destination", ofMemory(h, (*keeper.Keeper).Quarantine), changes),
+		operation("/list_quarantine", "listMemoryQuarantine", "", "200 []MemoryQuarantined What is there", "What is in quarantine", ofMemory(h, quarantined), reads),
+		operation("/release", "releaseMemory", "MemoryQuarantineID", "200 MemoryCommit The new version", "Put a file from quarantine back", ofMemory(h, (*keeper.Keeper).Release), changes),
+		operation("/discard", "discardMemory", "MemoryQuarantineID", "200 MemoryCommit The new version", "Remove a file from quarantine for good", ofMemory(h, (*keeper.Keeper).Discard), changes),
+		operation("/verify", "verifyMemory", "", "200 MemoryVerified What was found", "Compare the history with the audit log", ofMemory(h, verifyMemory), reads),
+	}
+}
+
+// maxMemory bounds the body of a request, in bytes: a file of the memory, as JSON.
+const maxMemory = 40 << 20
+
+// ofMemory is [call] for an operation on the memory of the sandbox that a request names.
+func ofMemory[In, Out any](h *handler, do func(*keeper.Keeper, context.Context, memory.Owner, In) (Out, error)) http.HandlerFunc {
+	return call(h, http.StatusOK, func(r *http.Request, in In) (out Out, err error) {
+		o, err := h.memoryOwner(r)
+		if err != nil {
+			return out, err
+		}
+		return do(h.opt.Memory, r.Context(), o, in)
+	})
+}
+
+func (h *handler) memoryOwner(r *http.Request) (memory.Owner, error) {
+	i, err := h.sandbox(r)
+	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}, err
+}
+
+// nothing is an operation that answers nothing.
+func nothing[In any](do func(*keeper.Keeper, context.Context, memory.Owner, In) error) func(*keeper.Keeper, context.Context, memory.Owner, In) (none, error) {
+	return func(k *keeper.Keeper, ctx context.Context, o memory.Owner, in In) (none, error) {
+		return none{}, do(k, ctx, o, in)
+	}
+}
+
+func memoryTool(k *keeper.Keeper, ctx context.Context, o memory.Owner, in json.RawMessage) (tool.Answer, error) {
+	return k.Tool(ctx, o, in)
+}
+
+func memoryPrompt(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none) (keeper.Text, error) {
+	return k.Prompt(ctx, o)
+}
+
+func memoryStates(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none) (keeper.Keys, error) {
+	return k.States(ctx, o)
+}
+
+func memoryCheckpoint(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none) (keeper.Checkpoint, error) {
+	return k.Checkpoint(ctx, o)
+}
+
+func quarantined(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none) ([]history.Quarantine, error) {
+	return k.Quarantined(ctx, o)
+}
+
+func verifyMemory(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none) (keeper.Verified, error) {
+	return k.Verify(ctx, o)
+}
+
+// rollbackMemory also knows when snapshots were made.
+func (h *handler) rollbackMemory(k *keeper.Keeper, ctx context.Context, o memory.Owner, in keeper.RollbackRequest) (history.Commit, error) {
+	if in.Snapshot != "" {
+		list, err := h.opt.Sandboxes.Snapshots(ctx, o.Name)
+		if err != nil {
+			return history.Commit{}, err
+		}
+		at := slices.IndexFunc(list, func(s sandbox.Snapshot) bool { return s.Name == in.Snapshot })
+		if at < 0 {
+			return history.Commit{}, fmt.Errorf("%w: snapshot %s of %s", sandbox.ErrNotFound, in.Snapshot, o.Name)
+		}
+		in.Time = list[at].Created
+	}
+	return k.Rollback(ctx, o, in)
+}
+
+// compactMemory streams lines of JSON: how far it is, and at the end the plan, or the
+// problem that there was.
+func (h *handler) compactMemory(w http.ResponseWriter, r *http.Request) {
+	var in keeper.CompactRequest
+	err := decode(r, &in)
+	var o memory.Owner
+	if err == nil {
+		o, err = h.memoryOwner(r)
+	}
+	if err != nil {
+		h.writeProblem(w, r, err)
+		return
+	}
+	type line struct {
+		keeper.CompactStep
+		Problem any `json:"problem,omitempty"`
+	}
+	lines, control, begun := json.NewEncoder(w), http.NewResponseController(w), false
+	say := func(l line) error {
+		if !begun {
+			begun = true
+			w.Header().Set("Content-Type", "application/x-ndjson")
+		}
+		_ = control.SetWriteDeadline(time.Now().Add(streamWithin)) // what has none is a test's
+		return errors.Join(lines.Encode(l), control.Flush())
+	}
+	err = h.opt.Memory.Compact(r.Context(), o, in, func(s keeper.CompactStep) error { return say(line{CompactStep: s}) })
+	switch {
+	case err != nil && !begun:
+		h.writeProblem(w, r, err)
+	case err != nil:
+		_ = say(line{Problem: h.problemFor(r, err)})
+	}
+}

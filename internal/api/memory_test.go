@@ -1,0 +1,155 @@
+package api_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/internal/api"
+	"sallyport/internal/test/must"
+	memories "sallyport/memory/client"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+// recall is an operation on the memory of a sandbox, which must succeed.
+func recall[In, Out any](t *testing.T, c *client.Client, operation client.Call[In, Out], in In, name string) Out {
+	t.Helper()
+	out, err := operation.Do(t.Context(), c, in, name)
+	must.OK(t, err)
+	return out
+}
+
+func TestMemory(t *testing.T) {
+	c, _, _ := serve(t, true)
+	for _, name := range []string{"a", "b"} {
+		_, err := c.Create(t.Context(), name, sandbox.Spec{})
+		must.OK(t, err)
+	}
+	none := client.None{}
+
+	made := recall(t, c, memories.Tool, json.RawMessage(`{"command":"create","path":"/memories/notes/a.md","file_text":"The user likes tea.\n"}`), "a")
+	if made.IsError || made.Content != "File created successfully at: /memories/notes/a.md" {
+		t.Errorf("created: %+v", made)
+	}
+	if again := recall(t, c, memories.Tool, json.RawMessage(`{"command":"view","path":"/memories/none"}`), "a"); !again.IsError {
+		t.Errorf("viewed what is not there: %+v", again)
+	}
+	if p := recall(t, c, memories.Prompt, none, "a"); !strings.Contains(p.Text, "# Memories") {
+		t.Errorf("prompt: %s", p.Text)
+	}
+	entry := recall(t, c, memories.Store, keeper.StoreRequest{Text: "The user's name is Ada.", Type: layer.Preference, Metadata: map[string]string{"from": "chat"}, Session: "day 1"}, "a")
+	if entry.Path == "" || entry.Type != layer.Preference {
+		t.Errorf("stored: %+v", entry)
+	}
+	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "a"); len(found) == 0 || found[0].Path != "notes/a.md" {
+		t.Errorf("found: %+v", found)
+	}
+	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "b"); len(found) != 0 {
+		t.Errorf("another sandbox's was found: %+v", found)
+	}
+	if found := recall(t, c, memories.Retrieve, keeper.Question{Query: "what is the name of the user", Limit: 3}, "a"); len(found) == 0 || found[0].ID != entry.ID || found[0].Score <= 0 {
+		t.Errorf("retrieved: %+v", found)
+	}
+	if text := recall(t, c, memories.FormatForContext, keeper.Question{Query: "name", Budget: 500}, "a").Text; !strings.Contains(text, "> The user's name is Ada.") {
+		t.Errorf("for a context: %s", text)
+	}
+	recall(t, c, memories.AppendTurn, keeper.TurnRequest{Role: "user", Content: "Good morning"}, "a")
+	recall(t, c, memories.SetState, keeper.StateRequest{Key: "step", Value: json.RawMessage(`{"n":1}`)}, "a")
+	if s := recall(t, c, memories.GetState, keeper.StateRequest{Key: "step"}, "a"); string(s.Value) != `{"n":1}` {
+		t.Errorf("state: %s", s.Value)
+	}
+	if k := recall(t, c, memories.ListState, none, "a"); len(k.Keys) != 1 {
+		t.Errorf("keys: %v", k.Keys)
+	}
+	recall(t, c, memories.RemoveState, keeper.StateRequest{Key: "step"}, "a")
+	script := recall(t, c, memories.RegisterScript, layer.Script{Name: "hello.sh", Description: "Say hello", Text: "#!/bin/sh\necho hello\n"}, "a")
+	recall(t, c, memories.RecordOutcome, keeper.Outcome{Name: script.Name, OK: true, Note: "said it"}, "a")
+	for _, q := range []keeper.Question{{}, {Query: "hello"}} {
+		if list := recall(t, c, memories.FindScripts, q, "a"); len(list) != 1 || list[0].LastSuccess.IsZero() {
+			t.Errorf("scripts for %q: %+v", q.Query, list)
+		}
+	}
+	if p := recall(t, c, memories.CheckpointState, none, "a"); p.Version == 0 || len(p.Files) == 0 {
+		t.Errorf("checkpoint: %+v", p)
+	}
+	recall(t, c, memories.Store, keeper.StoreRequest{Text: "The build took 12 minutes."}, "a")
+	var steps int
+	plan, err := memories.Compact(t.Context(), c, "a", keeper.CompactRequest{OlderThan: "0s", DryRun: true}, func(int, int) { steps++ })
+	if err != nil || len(plan.Summaries) != 1 {
+		t.Errorf("compacted: %+v, %v", plan, err)
+	}
+	list := recall(t, c, memories.History, keeper.HistoryRequest{Path: "notes/a.md"}, "a").Commits
+	if len(list) != 1 || list[0].Cause.Operation != "api" {
+		t.Fatalf("history: %+v", list)
+	}
+	recall(t, c, memories.Tool, json.RawMessage(`{"command":"str_replace","path":"/memories/notes/a.md","old_str":"tea","new_str":"coffee"}`), "a")
+	if d := recall(t, c, memories.Diff, keeper.DiffRequest{From: list[0].Number, Path: "notes"}, "a"); len(d) != 1 || !strings.Contains(d[0].Text, "+The user likes coffee.") {
+		t.Errorf("diff: %+v", d)
+	}
+	if back := recall(t, c, memories.Rollback, keeper.RollbackRequest{To: list[0].Number, Paths: []string{"notes/a.md"}}, "a"); back.Cause.Operation != "rollback" {
+		t.Errorf("rolled back: %+v", back)
+	}
+	out := recall(t, c, memories.Quarantine, keeper.QuarantineRequest{Paths: []string{"notes/a.md"}, Reason: "odd"}, "a")
+	if len(out) != 1 || len(recall(t, c, memories.ListQuarantine, none, "a")) != 1 {
+		t.Fatalf("in quarantine: %+v", out)
+	}
+	recall(t, c, memories.Release, keeper.QuarantineID{ID: out[0].ID}, "a")
+	out = recall(t, c, memories.Quarantine, keeper.QuarantineRequest{Paths: []string{"notes/a.md"}}, "a")
+	recall(t, c, memories.Discard, keeper.QuarantineID{ID: out[0].ID}, "a")
+	if v := recall(t, c, memories.Verify, none, "a"); v.Versions == 0 || len(v.Problems) != 0 {
+		t.Errorf("verified: %+v", v)
+	}
+
+	at := time.Now()
+	_, err = c.Snapshot(t.Context(), "a", sandbox.SnapshotSpec{Name: "s"})
+	must.OK(t, err)
+	recall(t, c, memories.Store, keeper.StoreRequest{Text: "after the snapshot"}, "a")
+	if back := recall(t, c, memories.Rollback, keeper.RollbackRequest{Snapshot: "s"}, "a"); back.Number == 0 {
+		t.Errorf("rolled back to a snapshot: %+v, of %v", back, at)
+	}
+	for what, want := range map[string]struct {
+		do     func(context.Context) error
+		status int
+	}{
+		"a version that is not there": {func(ctx context.Context) error {
+			_, err := memories.Rollback.Do(ctx, c, keeper.RollbackRequest{To: 1 << 40}, "a")
+			return err
+		}, http.StatusNotFound},
+		"a snapshot that is not there": {func(ctx context.Context) error {
+			_, err := memories.Rollback.Do(ctx, c, keeper.RollbackRequest{Snapshot: "none"}, "a")
+			return err
+		}, http.StatusNotFound},
+		"no version": {func(ctx context.Context) error {
+			_, err := memories.Rollback.Do(ctx, c, keeper.RollbackRequest{}, "a")
+			return err
+		}, http.StatusBadRequest},
+		"a key that is none": {func(ctx context.Context) error {
+			_, err := memories.SetState.Do(ctx, c, keeper.StateRequest{Key: "../x", Value: json.RawMessage("1")}, "a")
+			return err
+		}, http.StatusBadRequest},
+		"a key without a value": {func(ctx context.Context) error {
+			_, err := memories.GetState.Do(ctx, c, keeper.StateRequest{Key: "nothing"}, "a")
+			return err
+		}, http.StatusNotFound},
+		"nobody's memory": {func(ctx context.Context) error {
+			_, err := memories.Prompt.Do(ctx, c, none, "nobody")
+			return err
+		}, http.StatusNotFound},
+		"an age that is none": {func(ctx context.Context) error {
+			_, err := memories.Compact(ctx, c, "a", keeper.CompactRequest{OlderThan: "old"}, func(int, int) {})
+			return err
+		}, http.StatusBadRequest},
+	} {
+		var p *api.Problem
+		if err := want.do(t.Context()); !errors.As(err, &p) || p.Status != want.status {
+			t.Errorf("%s: %v, want %d", what, err, want.status)
+		}
+	}
+}

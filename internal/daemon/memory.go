@@ -1,0 +1,147 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/audit/index"
+	"sallyport/gateway/access"
+	"sallyport/internal/secretfile"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
+	"sallyport/memory/search"
+	"sallyport/sandbox/disk"
+)
+
+// openMemories makes the keeper of the sandboxes' memories.
+func (d *daemon) openMemories(context.Context) error {
+	o := keeper.Options{
+		Dir: d.cfg.SandboxesDir(), Hold: disk.Hold, Contacted: d.contacted, Secret: d.broker.Contains,
+		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Trusted: d.cfg.Memory.Trusts,
+		Key: d.key, Most: int64(d.cfg.Memory.History), Logger: d.log,
+	}
+	if m := d.cfg.Memory.Embeddings; m.URL != "" {
+		o.Embedder = search.HTTPEmbedder{URL: m.URL, Model: m.Model, Client: d.modelClient()}
+	}
+	if m := d.cfg.Memory.Summaries; m.URL != "" {
+		o.Summarize = layer.HTTPSummarizer{URL: m.URL, Model: m.Model, Client: d.modelClient()}.Summarize
+	}
+	d.memories = keeper.New(o)
+	d.onClose(d.memories.Close)
+	return nil
+}
+
+// contacted returns the destinations of the requests and connections of a sandbox that
+// were allowed.
+func (d *daemon) contacted(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error) {
+	last = d.lastEvent(ctx)
+	seen := map[string]bool{}
+	q := index.Query{From: after + 1, To: last, Sandbox: id, Kind: audit.KindDecision}
+	if q.From > q.To {
+		return nil, max(after, last), nil
+	}
+	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
+		if err != nil {
+			return nil, 0, err
+		}
+		switch to := e.Event.Destination; {
+		case e.Event.Action == audit.ActionDenied || e.Event.ClassUID == audit.ClassDNS || to == nil:
+		case e.Event.Unmapped.Sallyport.Phase == "inbound":
+			seen["requests to an exposed port"] = true
+		default:
+			seen[destination(to)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), last, nil
+}
+
+func destination(e *audit.Endpoint) string {
+	if e.Hostname != "" {
+		return strings.ToLower(e.Hostname)
+	}
+	return e.IP
+}
+
+// recordedMemory returns the digests of a memory's commits that the audit log has.
+func (d *daemon) recordedMemory(ctx context.Context, id string) (map[uint64]string, error) {
+	found := map[uint64]string{}
+	q := index.Query{Sandbox: id, Kind: audit.KindLifecycle, Text: "memory"}
+	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
+		if err != nil {
+			return nil, err
+		}
+		if m := e.Event.Unmapped.Sallyport.Memory; m != nil {
+			found[m.Number] = m.Digest
+		}
+	}
+	return found, nil
+}
+
+// modelTimeout is for an answer of a model.
+const modelTimeout = 2 * time.Minute
+
+// modelClient asks models by the explicit proxy, as the client that the configuration
+// names: rules decide on its requests and inject the credential.
+func (d *daemon) modelClient() *http.Client {
+	return &http.Client{Timeout: modelTimeout, Transport: byProxy{d}}
+}
+
+type byProxy struct{ *daemon }
+
+// RoundTrip implements http.RoundTripper. Requests are few: each has its own connection,
+// and the client's token and root as they are now.
+func (p byProxy) RoundTrip(r *http.Request) (*http.Response, error) {
+	name := p.cfg.Memory.Client
+	list := p.clients.List()
+	at := slices.IndexFunc(list, func(c access.Client) bool { return c.Name == name })
+	if at < 0 {
+		return nil, fmt.Errorf("memory.client: %w: %s: add it with `sallyport client add`", access.ErrClientUnknown, name)
+	}
+	root, err := p.authority.Root(list[at].ID)
+	if err != nil {
+		return nil, err
+	}
+	token, err := secretfile.Read(p.cfg.Memory.TokenFile, maxSecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("memory.tokenFile: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(root)
+	t := &http.Transport{
+		Proxy:             http.ProxyURL(&url.URL{Scheme: "http", Host: p.proxy.Addr().String(), User: url.UserPassword(name, strings.TrimSpace(string(token)))}),
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dialProxy(ctx) },
+		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+		DisableKeepAlives: true,
+	}
+	return t.RoundTrip(r)
+}
+
+// dialProxy connects to this daemon's own proxy, which has the configured certificate if
+// it has one.
+func (d *daemon) dialProxy(ctx context.Context) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.proxy.Addr().String())
+	if err != nil || d.cfg.Proxy.Certificate == "" {
+		return conn, err
+	}
+	own, _, _, err := keyPair(d.cfg.Proxy.Certificate, d.cfg.Proxy.Key)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: func(s tls.ConnectionState) error {
+		if !slices.Equal(s.PeerCertificates[0].Raw, own.Certificate[0]) {
+			return errors.New("the proxy has another certificate than the configured one")
+		}
+		return nil
+	}}), nil
+}

@@ -1,0 +1,73 @@
+// Package client asks a daemon for what a sandbox remembers. Its operations have the names
+// that they have in the API and on the command line.
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+
+	"sallyport/memory/history"
+	"sallyport/memory/keeper"
+	"sallyport/memory/layer"
+	"sallyport/memory/tool"
+	"sallyport/sandbox/client"
+)
+
+// Operations on the memory of a sandbox. Do takes the sandbox's name last.
+var (
+	Tool             = operation[json.RawMessage, tool.Answer]("")
+	Prompt           = operation[client.None, keeper.Text]("/prompt")
+	Search           = operation[keeper.Question, []keeper.Found]("/search")
+	Store            = operation[keeper.StoreRequest, layer.Entry]("/store")
+	Retrieve         = operation[keeper.Question, []layer.Scored]("/retrieve")
+	FormatForContext = operation[keeper.Question, keeper.Text]("/format_for_context")
+	AppendTurn       = operation[keeper.TurnRequest, client.None]("/append_turn")
+	GetState         = operation[keeper.StateRequest, keeper.StateRequest]("/get_state")
+	SetState         = operation[keeper.StateRequest, client.None]("/set_state")
+	ListState        = operation[client.None, keeper.Keys]("/list_state")
+	RemoveState      = operation[keeper.StateRequest, client.None]("/remove_state")
+	RegisterScript   = operation[layer.Script, layer.Script]("/register_script")
+	FindScripts      = operation[keeper.Question, []layer.Script]("/find_scripts")
+	RecordOutcome    = operation[keeper.Outcome, client.None]("/record_outcome")
+	CheckpointState  = operation[client.None, keeper.Checkpoint]("/checkpoint_state")
+	History          = operation[keeper.HistoryRequest, keeper.Commits]("/history")
+	Diff             = operation[keeper.DiffRequest, []history.FileDiff]("/diff")
+	Rollback         = operation[keeper.RollbackRequest, history.Commit]("/rollback")
+	Quarantine       = operation[keeper.QuarantineRequest, []history.Quarantine]("/quarantine")
+	ListQuarantine   = operation[client.None, []history.Quarantine]("/list_quarantine")
+	Release          = operation[keeper.QuarantineID, history.Commit]("/release")
+	Discard          = operation[keeper.QuarantineID, history.Commit]("/discard")
+	Verify           = operation[client.None, keeper.Verified]("/verify")
+)
+
+func operation[In, Out any](name string) client.Call[In, Out] {
+	return client.Call[In, Out]{Method: http.MethodPost, Path: "/v1/sandboxes/{name}/memory" + name}
+}
+
+// Compact makes old entries of a sandbox's memory summaries. It calls step after each
+// of them; the end of ctx breaks it off.
+func Compact(ctx context.Context, c *client.Client, name string, r keeper.CompactRequest, step func(done, total int)) (plan layer.Plan, err error) {
+	ended := false
+	err = client.PostLines(ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/memory/compact", r, func(s struct {
+		keeper.CompactStep
+		Problem *client.Problem `json:"problem"`
+	}) error {
+		switch {
+		case s.Problem != nil:
+			return s.Problem
+		case s.Plan != nil:
+			plan, ended = *s.Plan, true
+		default:
+			step(s.Done, s.Total)
+		}
+		return nil
+	})
+	if err == nil && !ended {
+		err = errors.Join(ctx.Err(), io.ErrUnexpectedEOF)
+	}
+	return plan, err
+}

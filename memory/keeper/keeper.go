@@ -1,0 +1,336 @@
+// Package keeper gives a daemon the memories of its sandboxes: each one's folder, history,
+// index and layers, together.
+//
+// An operation that changes a memory records first what the sandbox has changed, and then
+// its own change, so that each version has its cause. Each commit is an event of the audit
+// log, with its digest: a history that somebody has written anew does not fit the log.
+// Files that hold a secret leave the memory when they are found.
+//
+// Operations on one memory take turns. The files of the history and the index are open
+// while a memory is in use, and a minute longer.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/memory"
+	"sallyport/memory/history"
+	"sallyport/memory/search"
+	"sallyport/memory/secretscan"
+)
+
+// Options of New. All are needed but Embedder and Summarize.
+type Options struct {
+	Dir  string // has a folder for each sandbox
+	Hold func(folder string) (release func() error, err error)
+	// Contacted returns the destinations that a sandbox, by its ID, has contacted by
+	// records of the audit log with larger numbers than after, and the log's last number.
+	Contacted func(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error)
+	// Secret says whether a text holds the secret of a credential, and of which.
+	Secret func(ctx context.Context, text string) (credential string, found bool, err error)
+	// Recorded returns the digests of a sandbox's commits that the audit log has, by number.
+	Recorded func(ctx context.Context, id string) (map[uint64]string, error)
+	Record   func(*audit.Event) error
+	Trusted  func(host string) bool // whether what is learned from a destination is trusted
+	Key      history.Key            // seals what is in quarantine
+	Most     int64                  // bytes of contents that a history keeps
+	Logger   *slog.Logger
+	Embedder search.Embedder // nil: search is by words alone
+	// Summarize makes a summary of entries. nil: sentences are chosen from them.
+	Summarize Summarizer
+}
+
+// Keeper has the memories. It is safe for concurrent use.
+type Keeper struct {
+	o Options
+
+	mu    sync.Mutex
+	of    map[string]*store // by ID of the sandbox
+	done  bool
+	tasks sync.WaitGroup
+}
+
+// New returns a Keeper.
+func New(o Options) *Keeper { return &Keeper{o: o, of: map[string]*store{}} }
+
+// store is what is open of one sandbox's memory.
+type store struct {
+	turn    sync.Mutex // one operation at a time
+	owner   memory.Owner
+	history *history.Store
+	index   *search.Index
+
+	// guarded by Keeper.mu
+	users   int
+	idle    *time.Timer
+	pending []note
+	noted   bool // a task will record what is pending
+}
+
+// note is a Cause and the caller who is to blame.
+type note struct {
+	memory.Cause
+	caller string
+}
+
+const (
+	idleTime = time.Minute
+	// noteDelay has one record for commands that follow each other.
+	noteDelay  = 50 * time.Millisecond
+	maxPending = 16
+)
+
+// use is one operation on a memory.
+type use struct {
+	*store
+	keeper *Keeper
+	folder *memory.Folder
+}
+
+// in calls do with a sandbox's memory.
+func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(*use) error) (err error) {
+	s, err := k.take(o)
+	if err != nil {
+		return err
+	}
+	defer k.put(s)
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	dir := filepath.Join(k.o.Dir, o.Name)
+	release, err := k.o.Hold(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	if err := k.open(ctx, s, dir); err != nil {
+		return err
+	}
+	f, err := memory.Open(memory.Dir(dir))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	s.owner = o
+	return do(&use{s, k, f})
+}
+
+// open opens a store's files, unless they are.
+func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
+	if s.history == nil {
+		if s.history, err = history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
+			MaxBytes: k.o.Most, Inspect: k.inspect, Key: k.o.Key,
+			Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
+				return k.contacted(ctx, s.owner.ID, last, c)
+			},
+		}); err != nil {
+			return err
+		}
+	}
+	if s.index == nil {
+		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{Embedder: k.o.Embedder})
+	}
+	return err
+}
+
+func (k *Keeper) take(o memory.Owner) (*store, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.done {
+		return nil, errors.New("the daemon is ending")
+	}
+	s := k.of[o.ID]
+	if s == nil {
+		s = &store{owner: o}
+		k.of[o.ID] = s
+	}
+	if s.idle != nil {
+		s.idle.Stop()
+	}
+	s.users++
+	return s, nil
+}
+
+func (k *Keeper) put(s *store) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = time.AfterFunc(idleTime, func() { k.closeIdle(s) })
+	}
+}
+
+func (k *Keeper) closeIdle(s *store) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.users == 0 && !s.noted && k.of[s.owner.ID] == s {
+		delete(k.of, s.owner.ID)
+		if err := s.close(); err != nil {
+			k.o.Logger.Warn("the files of a memory could not be closed", "sandbox", s.owner.Name, "error", err)
+		}
+	}
+}
+
+func (s *store) close() (err error) {
+	if s.history != nil {
+		err = s.history.Close()
+	}
+	if s.index != nil {
+		err = errors.Join(err, s.index.Close())
+	}
+	s.history, s.index = nil, nil
+	return err
+}
+
+// Forget closes the files of a sandbox that is being removed.
+func (k *Keeper) Forget(id string) error {
+	k.mu.Lock()
+	s := k.of[id]
+	delete(k.of, id)
+	k.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	return s.close()
+}
+
+// Close ends what is going on and closes all files.
+func (k *Keeper) Close() error {
+	k.mu.Lock()
+	k.done = true
+	k.mu.Unlock()
+	k.tasks.Wait()
+	var errs []error
+	for id := range k.of {
+		errs = append(errs, k.Forget(id))
+	}
+	return errors.Join(errs...)
+}
+
+// Changed tells that a sandbox's memory may have changed. What has is recorded soon.
+func (k *Keeper) Changed(ctx context.Context, o memory.Owner, c memory.Cause) {
+	s, err := k.take(o)
+	if err != nil {
+		return
+	}
+	defer k.put(s)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(s.pending) < maxPending {
+		s.pending = append(s.pending, note{c, audit.ByWhom(ctx)})
+	}
+	if s.noted {
+		return
+	}
+	s.noted = true
+	ctx = context.WithoutCancel(ctx)
+	k.tasks.Go(func() {
+		time.Sleep(noteDelay)
+		k.mu.Lock()
+		s.noted = false
+		k.mu.Unlock()
+		if err := k.Record(ctx, o, memory.Cause{Operation: memory.Found}); err != nil && !gone(err) {
+			k.o.Logger.Error("a version of a sandbox's memory is missing", "sandbox", o.Name, "error", err)
+		}
+	})
+}
+
+// Record returns when what has changed is recorded.
+func (k *Keeper) Record(ctx context.Context, o memory.Owner, c memory.Cause) error {
+	return k.in(ctx, o, func(u *use) error {
+		_, err := u.record(ctx, c)
+		return err
+	})
+}
+
+// Inherit gives a child, whose memory is not there yet, the versions of its parent.
+func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error {
+	return k.in(ctx, parent, func(u *use) error {
+		return u.history.Copy(ctx, filepath.Join(k.o.Dir, child.Name, memory.HistoryFile))
+	})
+}
+
+// record records what has changed since the last commit, and returns the new one, or nil.
+// Commands that have ended since are its causes, rather than an operation that is not one
+// of the caller's.
+func (u *use) record(ctx context.Context, c memory.Cause) (*history.Commit, error) {
+	commit, err := u.history.Record(ctx, u.folder, u.cause(ctx, c))
+	if commit != nil {
+		err = errors.Join(err, u.keeper.tell(ctx, u.owner, commit))
+	}
+	return commit, err
+}
+
+// cause is a Cause as the history has it.
+func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
+	k := u.keeper
+	k.mu.Lock()
+	pending := u.pending
+	u.pending = nil
+	k.mu.Unlock()
+	cause := history.Cause{Operation: string(c.Operation), Caller: audit.ByWhom(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
+	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {
+		cause.Operation, cause.Caller, cause.From = string(pending[0].Operation), pending[0].caller, pending[0].From
+		var commands []string
+		for _, p := range pending {
+			if p.Command != "" && !slices.Contains(commands, p.Command) {
+				commands = append(commands, p.Command)
+			}
+		}
+		cause.Command = strings.Join(commands, ", ")
+	}
+	return cause
+}
+
+// change records what the sandbox has changed, calls do, and records what that has
+// changed.
+func (u *use) change(ctx context.Context, operation memory.Operation, do func() error) error {
+	if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
+		return err
+	}
+	err := do()
+	_, recorded := u.record(ctx, memory.Cause{Operation: operation})
+	return errors.Join(err, recorded)
+}
+
+// contacted completes the cause of a commit.
+func (k *Keeper) contacted(ctx context.Context, id string, last history.Commit, c *history.Cause) error {
+	hosts, to, err := k.o.Contacted(ctx, id, last.Cause.AuditTo)
+	if err != nil {
+		return fmt.Errorf("finding what the sandbox has contacted: %w", err)
+	}
+	c.AuditFrom, c.AuditTo = last.Cause.AuditTo+1, to
+	slices.Sort(hosts)
+	hosts = slices.Compact(hosts)
+	if n := len(hosts) - maxContacted; n > 0 {
+		hosts, c.MoreContacted = hosts[:maxContacted], n
+	}
+	c.Contacted = hosts
+	return nil
+}
+
+const maxContacted = 100
+
+// inspect says why a file may not stay in a memory, or "".
+func (k *Keeper) inspect(ctx context.Context, path string, data []byte) string {
+	name, found, err := k.o.Secret(ctx, string(data))
+	if err != nil {
+		k.o.Logger.Warn("a file of a memory could not be compared with all secrets", "error", err)
+	}
+	if found {
+		return "secret: it holds the credential " + name
+	}
+	if f, ok := secretscan.Find(ctx, path, data); ok {
+		return "secret: it holds what the rule " + f.Rule + " finds"
+	}
+	return ""
+}

@@ -1,0 +1,416 @@
+package keeper
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/memory"
+	"sallyport/memory/history"
+	"sallyport/memory/layer"
+	"sallyport/memory/search"
+	"sallyport/memory/tool"
+)
+
+// Errors to branch on.
+var (
+	// ErrBadRequest is of a request that cannot be carried out as it is.
+	ErrBadRequest = errors.New("the memory cannot do that")
+	// ErrNone is of a key or script that is not there.
+	ErrNone = errors.New("the memory has none of that name")
+)
+
+// missing is an error with ErrNone if a file is not there.
+func missing(err error) error {
+	if gone(err) {
+		return fmt.Errorf("%w: %w", ErrNone, err)
+	}
+	return err
+}
+
+// Summarizer makes a summary of entries.
+type Summarizer = func(context.Context, []layer.Entry) (string, error)
+
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// reading is in, with what the sandbox has changed recorded, and returns what do does.
+func reading[T any](ctx context.Context, k *Keeper, o memory.Owner, do func(*use) (T, error)) (v T, err error) {
+	err = k.in(ctx, o, func(u *use) error {
+		if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
+			return err
+		}
+		v, err = do(u)
+		return err
+	})
+	return v, err
+}
+
+// changing is reading of what changes the memory.
+func changing[T any](ctx context.Context, k *Keeper, o memory.Owner, by memory.Operation, do func(*use) (T, error)) (v T, err error) {
+	err = k.in(ctx, o, func(u *use) error {
+		return u.change(ctx, by, func() (err error) {
+			v, err = do(u)
+			return err
+		})
+	})
+	return v, err
+}
+
+// layers are the memory's, for a session of the agent's.
+func (u *use) layers(ctx context.Context, session string) *layer.Layers {
+	return &layer.Layers{
+		Folder: u.folder, Search: u.index, Session: cmp.Or(session, u.owner.Session),
+		Trust: func(path string) string { return u.untrusted(ctx, path) },
+	}
+}
+
+// untrusted says why the present contents of a file are not trusted, or "".
+func (u *use) untrusted(ctx context.Context, path string) string {
+	p, err := u.history.Taint(ctx, path)
+	if err != nil {
+		return "nothing is known of where it is from"
+	}
+	strange := slices.DeleteFunc(p.Contacted, u.keeper.o.Trusted)
+	n := len(strange) + p.MoreContacted
+	if n == 0 {
+		return ""
+	}
+	const shown = 3
+	text := "learned after contact with " + strings.Join(strange[:min(len(strange), shown)], ", ")
+	if more := n - min(len(strange), shown); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// Tool carries out a command of the memory tool.
+func (k *Keeper) Tool(ctx context.Context, o memory.Owner, input json.RawMessage) (tool.Answer, error) {
+	return changing(ctx, k, o, memory.ByAPI, func(u *use) (tool.Answer, error) { return tool.Run(ctx, u.folder, input), nil })
+}
+
+// Search finds places in the files.
+func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Found, error) {
+	return reading(ctx, k, o, func(u *use) ([]Found, error) {
+		if err := u.index.Update(ctx, u.folder, nil); err != nil {
+			return nil, err
+		}
+		asked := search.Query{Text: q.Query, Limit: q.Limit, Since: q.Since, Until: q.Until}
+		if q.Type != "" {
+			asked.Types = []string{q.Type}
+		}
+		if q.Trusted {
+			asked.Allow = func(path string) bool { return u.untrusted(ctx, path) == "" }
+		}
+		hits, err := u.index.Search(ctx, asked)
+		found := []Found{}
+		for _, h := range hits {
+			found = append(found, Found{h, u.untrusted(ctx, h.Path)})
+		}
+		return found, err
+	})
+}
+
+// Store adds an entry.
+func (k *Keeper) Store(ctx context.Context, o memory.Owner, r StoreRequest) (layer.Entry, error) {
+	return changing(ctx, k, o, memory.ByAPI, func(u *use) (layer.Entry, error) {
+		return u.layers(ctx, r.Session).Store(ctx, r.Text, cmp.Or(r.Type, layer.Observation), r.Metadata)
+	})
+}
+
+// Retrieve finds entries and turns, with a score of relevance.
+func (k *Keeper) Retrieve(ctx context.Context, o memory.Owner, q Question) ([]layer.Scored, error) {
+	return reading(ctx, k, o, func(u *use) ([]layer.Scored, error) {
+		return u.layers(ctx, "").Retrieve(ctx, q.Query, cmp.Or(q.Limit, 10), q.options())
+	})
+}
+
+func (q Question) options() layer.RetrieveOptions {
+	return layer.RetrieveOptions{Type: q.Type, TrustedOnly: q.Trusted, Since: q.Since, Until: q.Until}
+}
+
+// FormatForContext is Retrieve as text for a model.
+func (k *Keeper) FormatForContext(ctx context.Context, o memory.Owner, q Question) (Text, error) {
+	return reading(ctx, k, o, func(u *use) (Text, error) {
+		text, err := u.layers(ctx, "").FormatForContext(ctx, q.Query, cmp.Or(q.Budget, 2000), q.options())
+		return Text{text}, err
+	})
+}
+
+// Prompt is text for a system prompt.
+func (k *Keeper) Prompt(ctx context.Context, o memory.Owner) (Text, error) {
+	return reading(ctx, k, o, func(u *use) (Text, error) {
+		text, err := u.layers(ctx, "").Prompt(ctx)
+		return Text{text}, err
+	})
+}
+
+// AppendTurn adds a turn to the conversations.
+func (k *Keeper) AppendTurn(ctx context.Context, o memory.Owner, r TurnRequest) error {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+		return struct{}{}, u.layers(ctx, r.Session).AppendTurn(ctx, r.Role, r.Content)
+	})
+	return err
+}
+
+// SetState gives a key of the working state a value.
+func (k *Keeper) SetState(ctx context.Context, o memory.Owner, r StateRequest) error {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+		return struct{}{}, u.layers(ctx, "").SetState(ctx, r.Key, r.Value)
+	})
+	return err
+}
+
+// State returns the value of a key.
+func (k *Keeper) State(ctx context.Context, o memory.Owner, r StateRequest) (StateRequest, error) {
+	return reading(ctx, k, o, func(u *use) (StateRequest, error) {
+		value, err := u.layers(ctx, "").State(ctx, r.Key)
+		return StateRequest{r.Key, value}, missing(err)
+	})
+}
+
+// States returns the keys that have values.
+func (k *Keeper) States(ctx context.Context, o memory.Owner) (Keys, error) {
+	return reading(ctx, k, o, func(u *use) (Keys, error) {
+		keys, err := u.layers(ctx, "").States(ctx)
+		return Keys{keys}, err
+	})
+}
+
+// RemoveState removes a key and its value.
+func (k *Keeper) RemoveState(ctx context.Context, o memory.Owner, r StateRequest) error {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+		return struct{}{}, missing(u.layers(ctx, "").RemoveState(ctx, r.Key))
+	})
+	return err
+}
+
+// RegisterScript writes a script and its line in the index of scripts.
+func (k *Keeper) RegisterScript(ctx context.Context, o memory.Owner, s layer.Script) (layer.Script, error) {
+	return changing(ctx, k, o, memory.ByAPI, func(u *use) (layer.Script, error) { return u.layers(ctx, "").RegisterScript(ctx, s) })
+}
+
+// FindScripts returns the scripts that match a query; all of them for none.
+func (k *Keeper) FindScripts(ctx context.Context, o memory.Owner, q Question) ([]layer.Script, error) {
+	return reading(ctx, k, o, func(u *use) ([]layer.Script, error) {
+		if q.Query == "" {
+			return u.layers(ctx, "").Scripts(ctx)
+		}
+		return u.layers(ctx, "").FindScript(ctx, q.Query, cmp.Or(q.Limit, 10))
+	})
+}
+
+// RecordOutcome notes how a run of a script ended.
+func (k *Keeper) RecordOutcome(ctx context.Context, o memory.Owner, r Outcome) error {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+		return struct{}{}, missing(u.layers(ctx, "").RecordOutcome(ctx, r.Name, r.OK, r.Note))
+	})
+	return err
+}
+
+// Compact makes summaries of old entries. It calls step after each of them.
+func (k *Keeper) Compact(ctx context.Context, o memory.Owner, r CompactRequest, step func(CompactStep) error) error {
+	age, err := time.ParseDuration(cmp.Or(r.OlderThan, "720h"))
+	if err != nil || age < 0 {
+		return fmt.Errorf("%w: older_than: %q: write a duration such as 720h", ErrBadRequest, r.OlderThan)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	progress := func(done, total int) {
+		if err := step(CompactStep{Done: done, Total: total}); err != nil {
+			cancel(err)
+		}
+	}
+	plan, err := changing(ctx, k, o, memory.Compacted, func(u *use) (layer.Plan, error) {
+		return u.layers(ctx, "").Compact(ctx, layer.CompactOptions{Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress})
+	})
+	if err != nil {
+		return err
+	}
+	return step(CompactStep{Plan: &plan})
+}
+
+// Commits returns the newest commits that a request selects.
+func (k *Keeper) Commits(ctx context.Context, o memory.Owner, r HistoryRequest) (Commits, error) {
+	return reading(ctx, k, o, func(u *use) (Commits, error) {
+		list, err := u.history.Commits(ctx, history.Filter{
+			Path: r.Path, Since: r.Since, Until: r.Until, After: r.After, Before: r.Before, Limit: r.Limit, Destination: r.Destination,
+		})
+		return Commits{list}, err
+	})
+}
+
+// Diff compares two versions.
+func (k *Keeper) Diff(ctx context.Context, o memory.Owner, r DiffRequest) ([]history.FileDiff, error) {
+	return reading(ctx, k, o, func(u *use) ([]history.FileDiff, error) {
+		if r.To == 0 {
+			last, _, err := u.history.Last(ctx)
+			if err != nil {
+				return nil, err
+			}
+			r.To = last.Number
+		}
+		return u.history.Diff(ctx, r.From, r.To, r.Path)
+	})
+}
+
+// Rollback makes files what they were at a version. What they are now stays a version.
+func (k *Keeper) Rollback(ctx context.Context, o memory.Owner, r RollbackRequest) (c history.Commit, err error) {
+	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+		to, err := u.version(ctx, r)
+		if err != nil {
+			return c, err
+		}
+		return u.told(ctx, memory.RolledBack, func(by history.Cause) (*history.Commit, error) {
+			return u.history.Rollback(ctx, u.folder, history.Target{To: to, Paths: r.Paths, LeaveOut: r.LeaveOut}, by)
+		})
+	})
+}
+
+// version is the number of the version that a request goes back to.
+func (u *use) version(ctx context.Context, r RollbackRequest) (uint64, error) {
+	switch {
+	case r.To > 0:
+		return r.To, nil
+	case !r.Time.IsZero():
+		return u.history.NumberAt(ctx, r.Time)
+	}
+	return 0, fmt.Errorf("%w: say to which version, or time", ErrBadRequest)
+}
+
+// told records a commit that do makes in the audit log.
+func (u *use) told(ctx context.Context, by memory.Operation, do func(history.Cause) (*history.Commit, error)) (history.Commit, error) {
+	c, err := do(u.cause(ctx, memory.Cause{Operation: by}))
+	if c == nil {
+		return history.Commit{}, err
+	}
+	return *c, errors.Join(err, u.keeper.tell(ctx, u.owner, c))
+}
+
+// Quarantine takes files out of the memory.
+func (k *Keeper) Quarantine(ctx context.Context, o memory.Owner, r QuarantineRequest) ([]history.Quarantine, error) {
+	return reading(ctx, k, o, func(u *use) (list []history.Quarantine, err error) {
+		paths, reason := r.Paths, r.Reason
+		switch {
+		case r.Destination != "" && len(paths) == 0:
+			if paths, err = u.learnedAfter(ctx, r.Destination); err != nil {
+				return nil, err
+			}
+			reason = cmp.Or(reason, "learned after contact with "+r.Destination)
+		case r.Destination != "" || len(paths) == 0:
+			return nil, fmt.Errorf("%w: say which paths, or which destination", ErrBadRequest)
+		}
+		c, err := u.told(ctx, memory.Quarantined, func(by history.Cause) (*history.Commit, error) {
+			return u.history.Quarantine(ctx, u.folder, paths, cmp.Or(reason, "an operator asked"), by)
+		})
+		if err != nil {
+			return nil, err
+		}
+		all, err := u.history.Quarantined(ctx)
+		return slices.DeleteFunc(all, func(q history.Quarantine) bool { return q.Commit != c.Number }), err
+	})
+}
+
+// learnedAfter returns the files that have changed since the sandbox first contacted a
+// destination.
+func (u *use) learnedAfter(ctx context.Context, destination string) ([]string, error) {
+	first, err := u.history.Since(ctx, destination)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := u.history.ChangedSince(ctx, first)
+	if err == nil && len(paths) == 0 {
+		err = fmt.Errorf("%w: nothing in the memory was written after contact with %s", ErrBadRequest, destination)
+	}
+	return paths, err
+}
+
+// Quarantined lists what is in quarantine.
+func (k *Keeper) Quarantined(ctx context.Context, o memory.Owner) ([]history.Quarantine, error) {
+	return reading(ctx, k, o, func(u *use) ([]history.Quarantine, error) { return u.history.Quarantined(ctx) })
+}
+
+// Release puts a file back into the memory.
+func (k *Keeper) Release(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
+	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+		return u.told(ctx, memory.Released, func(by history.Cause) (*history.Commit, error) { return u.history.Release(ctx, u.folder, r.ID, by) })
+	})
+}
+
+// Discard removes a file from quarantine for good.
+func (k *Keeper) Discard(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
+	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+		return u.told(ctx, memory.Discarded, func(by history.Cause) (*history.Commit, error) { return u.history.Discard(ctx, r.ID, by) })
+	})
+}
+
+// Checkpoint makes a version and says which files have changed since the checkpoint before.
+func (k *Keeper) Checkpoint(ctx context.Context, o memory.Owner) (Checkpoint, error) {
+	return reading(ctx, k, o, func(u *use) (point Checkpoint, err error) {
+		before, err := u.history.Commits(ctx, history.Filter{Operation: string(memory.Checkpoint), Limit: 1})
+		if err != nil {
+			return point, err
+		}
+		from := uint64(0)
+		if len(before) > 0 {
+			from = before[0].Number
+		}
+		c, err := u.record(ctx, memory.Cause{Operation: memory.Checkpoint})
+		if err != nil {
+			return point, err
+		}
+		diffs, err := u.history.Diff(ctx, from, c.Number, "")
+		point.Version, point.Files = c.Number, []string{}
+		for _, d := range diffs {
+			point.Files = append(point.Files, d.Path)
+		}
+		return point, err
+	})
+}
+
+// Verify compares the history with the audit log.
+func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
+	return reading(ctx, k, o, func(u *use) (v Verified, err error) {
+		if err := u.history.Verify(ctx); err != nil {
+			v.Problems = append(v.Problems, err.Error())
+		}
+		recorded, err := k.o.Recorded(ctx, o.ID)
+		if err != nil {
+			return v, err
+		}
+		last, _, err := u.history.Last(ctx)
+		if err != nil {
+			return v, err
+		}
+		v.Versions = last.Number
+		for after := uint64(0); after < last.Number; {
+			list, err := u.history.Commits(ctx, history.Filter{After: after, Before: after + verifyStep + 1, Limit: verifyStep})
+			if err != nil {
+				return v, err
+			}
+			after += verifyStep
+			for _, c := range list {
+				digest, ok := recorded[c.Number]
+				delete(recorded, c.Number)
+				switch {
+				case ok && digest == c.Digest:
+					v.Recorded++
+				case ok:
+					v.Problems = append(v.Problems, fmt.Sprintf("version %d is another one than the audit log has", c.Number))
+				}
+			}
+		}
+		for number := range recorded {
+			v.Problems = append(v.Problems, fmt.Sprintf("version %d is in the audit log and not in the history", number))
+		}
+		slices.Sort(v.Problems)
+		return v, nil
+	})
+}
+
+const verifyStep = 100

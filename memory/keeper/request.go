@@ -1,0 +1,139 @@
+package keeper
+
+import (
+	"encoding/json"
+	"time"
+
+	"sallyport/memory/history"
+	"sallyport/memory/layer"
+	"sallyport/memory/search"
+)
+
+// What callers ask of a memory. Every field may be missing, unless it says otherwise.
+
+// StoreRequest adds an entry.
+type StoreRequest struct {
+	Text     string            `json:"text"`           // needed
+	Type     string            `json:"type,omitempty"` // default: observation
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Session  string            `json:"session,omitempty"` // of the agent
+}
+
+// Question asks for entries.
+type Question struct {
+	Query   string    `json:"query"`
+	Limit   int       `json:"limit,omitempty"` // default: 10
+	Type    string    `json:"type,omitempty"`
+	Trusted bool      `json:"trusted,omitempty"` // only what is
+	Since   time.Time `json:"since,omitzero"`
+	Until   time.Time `json:"until,omitzero"`
+	Budget  int       `json:"budget,omitempty"` // of a text for a context, in tokens; default: 2,000
+}
+
+// Found is a place in a memory's files.
+type Found struct {
+	search.Hit
+	Untrusted string `json:"untrusted,omitempty"` // why it is not trusted
+}
+
+// Text is text for a model.
+type Text struct {
+	Text string `json:"text"`
+}
+
+// TurnRequest adds a turn to the conversations.
+type TurnRequest struct {
+	Role    string `json:"role"`    // user, assistant, tool
+	Content string `json:"content"` // needed
+	Session string `json:"session,omitempty"`
+}
+
+// StateRequest names a key of the working state.
+type StateRequest struct {
+	Key   string          `json:"key"`
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+// Keys are those of the working state.
+type Keys struct {
+	Keys []string `json:"keys"`
+}
+
+// Outcome says how a run of a script ended.
+type Outcome struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok,omitempty"` // it did its task
+	Note string `json:"note,omitempty"`
+}
+
+// HistoryRequest selects commits.
+type HistoryRequest struct {
+	Path        string    `json:"path,omitempty"`
+	Since       time.Time `json:"since,omitzero"`
+	Until       time.Time `json:"until,omitzero"`
+	After       uint64    `json:"after,omitempty"`
+	Before      uint64    `json:"before,omitempty"`
+	Limit       int       `json:"limit,omitempty"` // default: 100
+	Destination string    `json:"destination,omitempty"`
+}
+
+// DiffRequest compares two versions.
+type DiffRequest struct {
+	From uint64 `json:"from"`
+	To   uint64 `json:"to,omitempty"` // default: the present one
+	Path string `json:"path,omitempty"`
+}
+
+// RollbackRequest goes back to a version, by one of its number, its time and the
+// snapshot at which it was.
+type RollbackRequest struct {
+	To       uint64    `json:"to,omitempty"`
+	Time     time.Time `json:"time,omitzero"`
+	Snapshot string    `json:"snapshot,omitempty"`
+	Paths    []string  `json:"paths,omitempty"` // default: all
+	LeaveOut bool      `json:"leave_out,omitempty"`
+}
+
+// QuarantineRequest takes files out: by path, or all that was written after the sandbox
+// had first contacted a destination.
+type QuarantineRequest struct {
+	Paths       []string `json:"paths,omitempty"`
+	Destination string   `json:"destination,omitempty"`
+	Reason      string   `json:"reason,omitempty"`
+}
+
+// QuarantineID names what is in quarantine.
+type QuarantineID struct {
+	ID uint64 `json:"id"`
+}
+
+// Checkpoint is a version, and the files that have changed since the one before.
+type Checkpoint struct {
+	Version uint64   `json:"version"`
+	Files   []string `json:"files"`
+}
+
+// CompactRequest has old entries made summaries.
+type CompactRequest struct {
+	OlderThan string `json:"older_than,omitempty"` // a duration such as 720h, which is the default
+	DryRun    bool   `json:"dry_run,omitempty"`
+}
+
+// CompactStep is a step of Compact: how far it is, or its end.
+type CompactStep struct {
+	Done  int         `json:"done,omitempty"`
+	Total int         `json:"total,omitempty"`
+	Plan  *layer.Plan `json:"plan,omitempty"`
+}
+
+// Verified says what of a history fits the audit log.
+type Verified struct {
+	Versions uint64   `json:"versions"`
+	Recorded uint64   `json:"recorded"`           // whose digest the log has
+	Problems []string `json:"problems,omitempty"` // none: it is as it was recorded
+}
+
+// Commits are a page of the history, the newest first.
+type Commits struct {
+	Commits []history.Commit `json:"commits"`
+}

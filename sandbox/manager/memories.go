@@ -1,0 +1,52 @@
+package manager
+
+import (
+	"context"
+
+	"sallyport/memory"
+	"sallyport/sandbox"
+)
+
+// Memories keeps the versions of what sandboxes have in /memory.
+type Memories interface {
+	// Changed tells that a sandbox's memory may have changed. It returns at once.
+	Changed(context.Context, memory.Owner, memory.Cause)
+	// Record returns when what has changed is recorded.
+	Record(context.Context, memory.Owner, memory.Cause) error
+	// Inherit gives a child the versions of its parent.
+	Inherit(ctx context.Context, parent, child memory.Owner) error
+}
+
+// noMemories keeps nothing.
+type noMemories struct{}
+
+func (noMemories) Changed(context.Context, memory.Owner, memory.Cause)       {}
+func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error  { return nil }
+func (noMemories) Inherit(context.Context, memory.Owner, memory.Owner) error { return nil }
+
+func memoryOwner(i sandbox.Info) memory.Owner {
+	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}
+}
+
+func (e *entry) memoryOwner() memory.Owner {
+	return memory.Owner{ID: e.Rec.ID, Name: e.Rec.Name, Session: e.Rec.Session, Tenant: e.Rec.Spec.Owner}
+}
+
+// recordMemory keeps what a sandbox's memory is now, before something is done to the
+// sandbox or after it. That goes on where it fails: a version is missing then.
+func (m *Manager) recordMemory(ctx context.Context, e *entry, c memory.Cause) {
+	if err := m.opt.Memories.Record(context.WithoutCancel(ctx), e.memoryOwner(), c); err != nil {
+		m.opt.Logger.Error("a version of a sandbox's memory is missing", "sandbox", e.Rec.Name, "operation", c.Operation, "error", err)
+	}
+}
+
+// inheritMemory gives children the versions of their parent's memory.
+func (m *Manager) inheritMemory(ctx context.Context, parent *entry, children []*entry) error {
+	m.recordMemory(ctx, parent, memory.Cause{Operation: memory.Forked})
+	for _, c := range children {
+		if err := m.opt.Memories.Inherit(ctx, parent.memoryOwner(), c.memoryOwner()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
