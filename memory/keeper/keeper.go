@@ -309,16 +309,9 @@ func (k *Keeper) contacted(ctx context.Context, id string, last history.Commit, 
 		return fmt.Errorf("finding what the sandbox has contacted: %w", err)
 	}
 	c.AuditFrom, c.AuditTo = last.Cause.AuditTo+1, to
-	slices.Sort(hosts)
-	hosts = slices.Compact(hosts)
-	if n := len(hosts) - maxContacted; n > 0 {
-		hosts, c.MoreContacted = hosts[:maxContacted], n
-	}
-	c.Contacted = hosts
+	c.Contacted = append(c.Contacted, hosts...)
 	return nil
 }
-
-const maxContacted = 100
 
 // inspect says why a file may not stay in a memory, or "".
 func (k *Keeper) inspect(ctx context.Context, path string, data []byte) string {

@@ -227,12 +227,28 @@ func (k *Keeper) Compact(ctx context.Context, o memory.Owner, r CompactRequest, 
 		}
 	}
 	plan, err := changing(ctx, k, o, memory.Compacted, func(u *use) (layer.Plan, error) {
-		return u.layers(ctx, "").Compact(ctx, layer.CompactOptions{Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress})
+		return u.layers(ctx, "").Compact(ctx, layer.CompactOptions{
+			Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress, Written: u.summarized,
+		})
 	})
 	if err != nil {
 		return err
 	}
 	return step(CompactStep{Plan: &plan})
+}
+
+// summarized records a summary, whose provenance is that of all its sources.
+func (u *use) summarized(ctx context.Context, s layer.Summary) error {
+	by := u.by(ctx, memory.Compacted)
+	for _, path := range s.Sources {
+		p, err := u.history.Taint(ctx, path)
+		if err != nil {
+			return err
+		}
+		by.Contacted, by.MoreContacted = append(by.Contacted, p.Contacted...), by.MoreContacted+p.MoreContacted
+	}
+	_, err := u.told(ctx, func() (*history.Commit, error) { return u.history.Record(ctx, u.folder, by) })
+	return err
 }
 
 // Commits returns the newest commits that a request selects.
@@ -266,8 +282,8 @@ func (k *Keeper) Rollback(ctx context.Context, o memory.Owner, r RollbackRequest
 		if err != nil {
 			return c, err
 		}
-		return u.told(ctx, memory.RolledBack, func(by history.Cause) (*history.Commit, error) {
-			return u.history.Rollback(ctx, u.folder, history.Target{To: to, Paths: r.Paths, LeaveOut: r.LeaveOut}, by)
+		return u.told(ctx, func() (*history.Commit, error) {
+			return u.history.Rollback(ctx, u.folder, history.Target{To: to, Paths: r.Paths, LeaveOut: r.LeaveOut}, u.by(ctx, memory.RolledBack))
 		})
 	})
 }
@@ -283,9 +299,14 @@ func (u *use) version(ctx context.Context, r RollbackRequest) (uint64, error) {
 	return 0, fmt.Errorf("%w: say to which version, or time", ErrBadRequest)
 }
 
+// by is the cause of an operation of the caller's.
+func (u *use) by(ctx context.Context, operation memory.Operation) history.Cause {
+	return u.cause(ctx, memory.Cause{Operation: operation})
+}
+
 // told records a commit that do makes in the audit log.
-func (u *use) told(ctx context.Context, by memory.Operation, do func(history.Cause) (*history.Commit, error)) (history.Commit, error) {
-	c, err := do(u.cause(ctx, memory.Cause{Operation: by}))
+func (u *use) told(ctx context.Context, do func() (*history.Commit, error)) (history.Commit, error) {
+	c, err := do()
 	if c == nil {
 		return history.Commit{}, err
 	}
@@ -305,8 +326,8 @@ func (k *Keeper) Quarantine(ctx context.Context, o memory.Owner, r QuarantineReq
 		case r.Destination != "" || len(paths) == 0:
 			return nil, fmt.Errorf("%w: say which paths, or which destination", ErrBadRequest)
 		}
-		c, err := u.told(ctx, memory.Quarantined, func(by history.Cause) (*history.Commit, error) {
-			return u.history.Quarantine(ctx, u.folder, paths, cmp.Or(reason, "an operator asked"), by)
+		c, err := u.told(ctx, func() (*history.Commit, error) {
+			return u.history.Quarantine(ctx, u.folder, paths, cmp.Or(reason, "an operator asked"), u.by(ctx, memory.Quarantined))
 		})
 		if err != nil {
 			return nil, err
@@ -338,14 +359,16 @@ func (k *Keeper) Quarantined(ctx context.Context, o memory.Owner) ([]history.Qua
 // Release puts a file back into the memory.
 func (k *Keeper) Release(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
 	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
-		return u.told(ctx, memory.Released, func(by history.Cause) (*history.Commit, error) { return u.history.Release(ctx, u.folder, r.ID, by) })
+		return u.told(ctx, func() (*history.Commit, error) {
+			return u.history.Release(ctx, u.folder, r.ID, u.by(ctx, memory.Released))
+		})
 	})
 }
 
 // Discard removes a file from quarantine for good.
 func (k *Keeper) Discard(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
 	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
-		return u.told(ctx, memory.Discarded, func(by history.Cause) (*history.Commit, error) { return u.history.Discard(ctx, r.ID, by) })
+		return u.told(ctx, func() (*history.Commit, error) { return u.history.Discard(ctx, r.ID, u.by(ctx, memory.Discarded)) })
 	})
 }
 
