@@ -264,10 +264,31 @@ func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error 
 // of the caller's.
 func (u *use) record(ctx context.Context, c memory.Cause) (*history.Commit, error) {
 	commit, err := u.history.Record(ctx, u.folder, u.cause(ctx, c))
-	if commit != nil {
-		err = errors.Join(err, u.keeper.tell(ctx, u.owner, commit))
+	if commit == nil {
+		return nil, err
 	}
-	return commit, err
+	if err = errors.Join(err, u.keeper.tell(ctx, u.owner, commit)); err != nil {
+		return commit, err
+	}
+	return commit, u.putBack(ctx, commit)
+}
+
+// putBack has the version before in the place of each file that a commit has put in
+// quarantine, so that a secret in one line costs an agent that line and not all it knows.
+func (u *use) putBack(ctx context.Context, c *history.Commit) error {
+	var paths []string
+	for _, ch := range c.Changes {
+		if ch.Op == history.Quarantined && ch.Previous != "" {
+			paths = append(paths, ch.Path)
+		}
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	_, err := u.told(ctx, func() (*history.Commit, error) {
+		return u.history.Rollback(ctx, u.folder, history.Target{To: c.Number - 1, Paths: paths, LeaveOut: true}, u.by(ctx, memory.RolledBack))
+	})
+	return err
 }
 
 // cause is a Cause as the history has it.

@@ -335,3 +335,20 @@ func TestSummaryKeepsTaint(t *testing.T) {
 		t.Errorf("found: %+v", found)
 	}
 }
+
+// Where a file was good before, its last version stays in the memory without the secret.
+func TestSecretLeavesTheVersionBefore(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	r.writes("memories.md", "# Memories\n\nThe user is Ada.\n")
+	must(struct{}{}, r.Record(ctx, r.o, memory.Cause{Operation: memory.Found}))(t)
+	r.writes("memories.md", "# Memories\n\nThe user is Ada.\nHer password is "+secret+".\n")
+	must(struct{}{}, r.Record(ctx, r.o, memory.Cause{Operation: memory.Found}))(t)
+	got := string(must(os.ReadFile(r.path("memories.md")))(t))
+	if !strings.Contains(got, "The user is Ada.") || strings.Contains(got, secret) {
+		t.Errorf("the file: %q", got)
+	}
+	if list := must(r.Quarantined(ctx, r.o))(t); len(list) != 1 || list[0].Path != "memories.md" {
+		t.Errorf("in quarantine: %+v", list)
+	}
+}
