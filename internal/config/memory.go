@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -20,6 +21,10 @@ type Memory struct {
 	// Default: 256MiB.
 	// Example: 256MiB
 	History policy.Size `yaml:"history"`
+	// Stores are folders that several sandboxes share, each a disk of its own, at
+	// /stores/NAME in sandboxes that are made while the configuration has them.
+	// Example: [{name: team, sandboxes: {tags: {team: support}}}]
+	Stores []Store `yaml:"stores"`
 	// Client is the user of the explicit proxy as whom the daemon asks the models below,
 	// so that rules decide, and inject the credential, as for a sandbox. Needs proxy.
 	// Example: memory
@@ -35,6 +40,23 @@ type Memory struct {
 	// sentences are chosen from the entries.
 	// Example: {url: "https://api.openai.com/v1/chat/completions", model: gpt-5-mini}
 	Summaries Model `yaml:"summaries"`
+}
+
+// Store is a folder that several sandboxes share.
+type Store struct {
+	// Name is the last part of its path: up to 32 lower-case letters, digits and dashes.
+	// Required.
+	// Example: team
+	Name string `yaml:"name"`
+	// Sandboxes selects those that have it, when they are made. Required.
+	// Example: {tags: {team: support}}
+	Sandboxes policy.Selector `yaml:"sandboxes"`
+	// Writers selects those of them that may write to it. Default: none of them.
+	// Example: {names: [librarian]}
+	Writers policy.Selector `yaml:"writers"`
+	// Size is that of its disk, from 64MiB, and is of a new one only. Default: 1GiB.
+	// Example: 1GiB
+	Size policy.Size `yaml:"size"`
 }
 
 // Model is a model behind an API like OpenAI's.
@@ -68,6 +90,7 @@ func (v *validator) memory(c *Config) {
 			v.fail(fmt.Sprintf("memory.trusted[%d]", i), fmt.Sprintf("%q is no host name", pattern), "write one in lower case, as api.example.com, or *.example.com for those below")
 		}
 	}
+	v.stores(m.Stores)
 	models := false
 	for key, model := range map[string]Model{"memory.embeddings": m.Embeddings, "memory.summaries": m.Summaries} {
 		if model == (Model{}) {
@@ -89,4 +112,33 @@ func (v *validator) memory(c *Config) {
 	case m.Client != "" && c.Proxy.Listen == "":
 		v.fail("proxy.listen", "is missing, and memory.client is a user of the explicit proxy", "write proxy: {listen: \"127.0.0.1:3128\"}")
 	}
+}
+
+var storeName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+func (v *validator) stores(list []Store) {
+	seen := map[string]bool{}
+	for i, s := range list {
+		at := fmt.Sprintf("memory.stores[%d]", i)
+		switch {
+		case !storeName.MatchString(s.Name):
+			v.fail(at+".name", fmt.Sprintf("%q is no name of a store", s.Name), "write up to 32 lower-case letters, digits and dashes")
+		case seen[s.Name]:
+			v.fail(at+".name", fmt.Sprintf("there are two stores %s", s.Name), "give each a name of its own")
+		}
+		seen[s.Name] = true
+		if len(s.Sandboxes.Names)+len(s.Sandboxes.Tags) == 0 {
+			v.fail(at+".sandboxes", "is missing, and every sandbox would have the store", "select sandboxes by names or tags")
+		}
+		if s.Size != 0 && s.Size < 64<<20 {
+			v.fail(at+".size", fmt.Sprintf("%v is less than 64MiB", s.Size), "write a size as 1GiB, or leave it out for that")
+		}
+	}
+}
+
+// For returns how a sandbox of a name and tags has the store: not at all, to read, to write.
+func (s Store) For(name string, tags map[string]string) (has, writes bool) {
+	has = s.Sandboxes.Picks(name, tags)
+	named := len(s.Writers.Names)+len(s.Writers.Tags) > 0 // the zero Selector picks all
+	return has, has && named && s.Writers.Picks(name, tags)
 }

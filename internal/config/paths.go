@@ -20,5 +20,8 @@ func (c *Config) AuditIndex() string { return filepath.Join(c.IndexDir(), "audit
 // SandboxesDir has a folder for each sandbox.
 func (c *Config) SandboxesDir() string { return filepath.Join(c.DataDir, "sandboxes") }
 
+// StoresDir has a folder for each store that sandboxes share.
+func (c *Config) StoresDir() string { return filepath.Join(c.DataDir, "stores") }
+
 // SleepDir is in memory: the clear text of sandboxes that hibernate.
 func (c *Config) SleepDir() string { return filepath.Join(c.RunDir, "sleep") }

@@ -119,6 +119,7 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
 		Mark:      d.mark,
 		Memories:  d.memories,
+		Stores:    d.stores,
 		Meter:     runtime,
 		Gate:      gate{func() *supervisor.Supervisor { return d.supervisor }, d.log},
 		Layers:    runtime,

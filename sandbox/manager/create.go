@@ -126,11 +126,19 @@ func (m *Manager) container(rec state.Record, host string) (sandbox.Container, e
 		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
 		Gateway: state.AddressAt(m.opt.Subnet, 1),
 		MAC:     rec.MAC,
-		Mounts:  []sandbox.Mount{{Source: mem, Target: "/memory"}},
+		Mounts:  append([]sandbox.Mount{{Source: mem, Target: "/memory"}}, m.stores(rec)...),
 		Trust:   root,
 		Layer:   layer,
 		Like:    like,
 	}, nil
+}
+
+// stores are the mounts of the stores that a sandbox shares with others.
+func (m *Manager) stores(rec state.Record) []sandbox.Mount {
+	if m.opt.Stores == nil {
+		return nil
+	}
+	return m.opt.Stores(rec.Name, sandbox.Info{Spec: rec.Spec, Lineage: rec.Lineage}.Tags())
 }
 
 // discard removes what may exist of a sandbox. It is safe to call twice.

@@ -74,6 +74,9 @@ type Options struct {
 	Inherit func(parent, child string) error
 	// Memories keeps the versions of what is in /memory. Default: nobody does.
 	Memories Memories
+	// Stores returns the mounts of the stores that a sandbox of a name and tags shares with
+	// others. It is asked when the sandbox's container is made. Default: none.
+	Stores func(name string, tags map[string]string) []sandbox.Mount
 	// Mark returns the policy and the audit's position of now, for snapshots. Default:
 	// nothing.
 	Mark func() sandbox.Mark

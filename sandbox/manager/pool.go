@@ -231,7 +231,7 @@ func (m *Manager) poolable(s sandbox.Spec) bool {
 
 // takeFromPool gives a sandbox from the pool to the caller, if there is one that runs.
 func (m *Manager) takeFromPool(ctx context.Context, e *entry, name string, spec sandbox.Spec) (taken bool, err error) {
-	if !m.poolable(spec) {
+	if !m.poolable(spec) || len(m.stores(state.Record{Name: name, Spec: spec})) > 0 {
 		return false, nil
 	}
 	for {
