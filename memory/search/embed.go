@@ -107,7 +107,7 @@ func (x *Index) embedSome(ctx context.Context, e Embedder) (int, error) {
 	for rows.Next() {
 		var digest []byte
 		var heading, text string
-		if err := rows.Scan(&digest, &heading, &text); err != nil {
+		if err := scan(rows, &digest, &heading, &text); err != nil {
 			return 0, err
 		}
 		digests, texts = append(digests, digest), append(texts, heading+": "+text)
@@ -161,7 +161,7 @@ func (x *Index) nearest(ctx context.Context, v []float32, most int) ([]int64, er
 	for rows.Next() {
 		var id int64
 		var b []byte
-		if err := rows.Scan(&id, &b); err != nil {
+		if err := scan(rows, &id, &b); err != nil {
 			return nil, err
 		}
 		if len(b) != len(query) {

@@ -146,14 +146,28 @@ func (x *Index) create(ctx context.Context) error {
 	return err
 }
 
-// damaged says whether SQLite cannot read the index.
+// errDamaged is of a row that this program has not written.
+var errDamaged = errors.New("the index is damaged")
+
+// damaged says whether SQLite cannot read the index, or finds in it what cannot be.
 func damaged(err error) bool {
 	var e *sqlite.Error
 	if !errors.As(err, &e) {
-		return false
+		return errors.Is(err, errDamaged)
 	}
-	code := e.Code() & 0xff
-	return code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB
+	switch e.Code() & 0xff {
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_ERROR:
+		return true
+	}
+	return false
+}
+
+// scan is rows.Scan.
+func scan(rows *sql.Rows, into ...any) error {
+	if err := rows.Scan(into...); err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return nil
 }
 
 // Progress is told how much of a long work is done.

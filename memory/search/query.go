@@ -282,7 +282,7 @@ func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered str
 		var c candidate
 		var at int64
 		var units int
-		if err := rows.Scan(&c.unit, &c.document, &units, &c.ID, &c.Path, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
+		if err := scan(rows, &c.unit, &c.document, &units, &c.ID, &c.Path, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
 			return nil, false, err
 		}
 		c.Time, c.Source, c.alone = time.UnixMilli(at).UTC(), "paragraph", units == 1

@@ -231,6 +231,9 @@ func paragraphs(text string, line int, markdown bool) []unit {
 			if now.Len() > 0 && now.Len()+len(l) > limit() {
 				flush()
 			}
+			if now.Len() == 0 && trimmed == "" {
+				break
+			}
 			if now.Len() == 0 {
 				began = line
 			}

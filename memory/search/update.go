@@ -106,7 +106,7 @@ func (x *Index) known(ctx context.Context) (map[string]known, error) {
 		var path string
 		var k known
 		var inode int64
-		if err := rows.Scan(&path, &k.id, &inode, &k.stamp.Changed, &k.bytes); err != nil {
+		if err := scan(rows, &path, &k.id, &inode, &k.stamp.Changed, &k.bytes); err != nil {
 			return nil, err
 		}
 		k.stamp.Inode = uint64(inode)
@@ -210,7 +210,7 @@ func (w *writer) documents(file int64, documents []document) error {
 	for rows.Next() {
 		var id int64
 		var digest []byte
-		if err := rows.Scan(&id, &digest); err != nil {
+		if err := scan(rows, &id, &digest); err != nil {
 			return err
 		}
 		old[string(digest)] = id
