@@ -154,6 +154,24 @@ func TestUpdateReadsChangedFilesOnly(t *testing.T) {
 	if len(read) > 0 {
 		t.Errorf("%d unchanged files were read", len(read))
 	}
+	// Another change within the same tick of the clock has the same stamp.
+	for range 20 {
+		began := time.Now()
+		b.plant("memories/8.md", "another")
+		b.update()
+		if time.Since(began) > 30*time.Millisecond {
+			continue // too long ago
+		}
+		read = nil
+		b.update()
+		if len(read) != 1 {
+			t.Errorf("read %q after a change of memories/8.md an instant ago", read)
+		}
+		break
+	}
+	time.Sleep(100 * time.Millisecond)
+	b.update()
+	read = nil
 	b.plant("memories/7.md", "another")
 	b.update()
 	if len(read) != 1 || read[0] != "memories/7.md" {

@@ -58,7 +58,7 @@ func TestQuery(t *testing.T) {
 
 func TestWholeFile(t *testing.T) {
 	b := newBox(t, search.Options{})
-	b.plant("memories/both.md", "Apples are red.\n\nBananas are yellow.\n")
+	b.plant("memories/both.md", "Apples are red on the outside.\n\nBananas are yellow on the outside.\n")
 	b.plant("memories/a.md", "Apples are green.\n\nThey grow.\n")
 	b.plant("memories/b.md", "Bananas are brown.\n\nThey grow.\n")
 	b.update()
