@@ -62,10 +62,10 @@ const (
 // Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet, 2009).
 const (
 	unitWeight     = 1
-	documentWeight = 1
+	documentWeight = 0.9
 	vectorWeight   = 1
-	recencyWeight  = 0.02
-	typeWeight     = 0.01
+	recencyWeight  = 0.005
+	typeWeight     = 0.005
 	damping        = 60
 )
 

@@ -58,11 +58,12 @@ func TestQuery(t *testing.T) {
 
 func TestWholeFile(t *testing.T) {
 	b := newBox(t, search.Options{})
-	b.plant("memories/both.md", "Apples are red on the outside.\n\nBananas are yellow on the outside.\n")
-	b.plant("memories/a.md", "Apples are green.\n\nThey grow.\n")
-	b.plant("memories/b.md", "Bananas are brown.\n\nThey grow.\n")
+	rest := "\n\nOne.\n\nTwo.\n\nThree.\n\nFour.\n\n"
+	b.plant("memories/0.md", "Apples are red."+rest+"Bananas are yellow.\n")
+	b.plant("memories/1.md", "Apples are red."+rest+"Cherries are tiny.\n")
+	b.plant("memories/2.md", "Dates are sweet."+rest+"Bananas are yellow.\n")
 	b.update()
-	if hits := b.search(search.Query{Text: "apple banana", Distinct: true}); len(hits) != 3 || hits[0].Path != "memories/both.md" {
+	if hits := b.search(search.Query{Text: "apple banana", Distinct: true}); len(hits) != 3 || hits[0].Path != "memories/0.md" {
 		t.Errorf("%+v", hits)
 	}
 }
