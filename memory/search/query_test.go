@@ -59,11 +59,11 @@ func TestQuery(t *testing.T) {
 func TestWholeFile(t *testing.T) {
 	b := newBox(t, search.Options{})
 	rest := "\n\nOne.\n\nTwo.\n\nThree.\n\nFour.\n\n"
-	b.plant("memories/0.md", "Apples are red."+rest+"Bananas are yellow.\n")
 	b.plant("memories/1.md", "Apples are red."+rest+"Cherries are tiny.\n")
-	b.plant("memories/2.md", "Dates are sweet."+rest+"Bananas are yellow.\n")
+	b.plant("memories/2.md", "Apples are red."+rest+"Bananas are yellow.\n")
+	b.plant("memories/3.md", "Dates are sweet."+rest+rest+"Bananas are yellow.\n") // the newest paragraph, in the file that fits least
 	b.update()
-	if hits := b.search(search.Query{Text: "apple banana", Distinct: true}); len(hits) != 3 || hits[0].Path != "memories/0.md" {
+	if hits := b.search(search.Query{Text: "apple banana", Distinct: true}); len(hits) != 3 || hits[0].Path != "memories/2.md" {
 		t.Errorf("%+v", hits)
 	}
 }
