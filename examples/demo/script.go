@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -257,22 +258,39 @@ func remembered(ctx context.Context, s *stage) error {
 	if _, _, err := s.show(ctx, "echo \"- The user prefers tabs.\" >> /memory/memories.md"); err != nil {
 		return err
 	}
-	for _, verb := range []string{"stop", "start"} {
-		fmt.Println("$ sallyport sandbox " + verb + " demo")
-		out, err := s.quiet(ctx, "", "sandbox", verb, "demo")
+	for _, line := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"memory", "store", "demo", "The user's name is Ada.", "--type", "preference"}, nil},
+		{[]string{"sandbox", "stop", "demo"}, nil},
+		{[]string{"sandbox", "fork", "demo", "twin"}, nil},
+		{[]string{"memory", "search", "twin", "what is the name", "-n", "1"}, []string{"Ada"}},
+		{[]string{"sandbox", "start", "demo"}, nil},
+		{[]string{"memory", "search", "demo", "tabs or spaces", "-n", "1"}, []string{"prefers tabs"}},
+		{[]string{"memory", "history", "demo", "-n", "3"}, []string{"memories.md", "memories/preference/"}},
+	} {
+		var typed string
+		for _, arg := range line.args {
+			if typed += " " + arg; strings.Contains(arg, " ") {
+				typed = strings.TrimSuffix(typed, arg) + strconv.Quote(arg)
+			}
+		}
+		fmt.Println("$ sallyport" + typed)
+		out, err := s.quiet(ctx, "", line.args...)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
-		fmt.Print("  " + out)
+		for line := range strings.Lines(out) {
+			fmt.Print("  " + line)
+		}
+		for _, w := range line.want {
+			if err := want(strings.Contains(out, w), "no %q in %q", w, out); err != nil {
+				return err
+			}
+		}
 	}
-	out, code, err := s.show(ctx, "cat /memory/memories.md")
-	if err == nil {
-		err = want(code == 0 && strings.Contains(out, "prefers tabs"), "exit %d, %q", code, out)
-	}
-	if err != nil {
-		return err
-	}
-	proved("still there, and a file on this side, beside the sandbox's record")
+	proved("a new session and a fork have it; each change is a version, with what made it")
 	return nil
 }
 

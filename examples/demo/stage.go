@@ -86,7 +86,7 @@ func (s *stage) prepare(ctx context.Context) error {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
 	// The demo begins anew over the sandboxes of an earlier run.
-	for _, name := range []string{"demo", "neighbour"} {
+	for _, name := range []string{"demo", "neighbour", "twin"} {
 		if _, err := s.quiet(ctx, "", "sandbox", "get", name); err == nil {
 			if out, err := s.quiet(ctx, "", "sandbox", "rm", name); err != nil {
 				return fmt.Errorf("%w\n%s", err, out)

@@ -40,7 +40,7 @@ func run(m *testing.M) int {
 	}
 	var err error
 	tools, err = env.Build("../..", map[string]string{
-		"client": "./client", "testhost": "../test/testhost", "demo": "../../examples/demo",
+		"client": "./client", "testhost": "../test/testhost", "demo": "../../examples/demo", "agent": "../../examples/agent",
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -39,7 +39,7 @@ const (
 // programs are those that tests run, by name.
 var programs = map[string]string{
 	"client": "./internal/e2e/client", "probe": "./internal/e2e/bypass/probe",
-	"testhost": "./internal/test/testhost", "demo": "./examples/demo",
+	"testhost": "./internal/test/testhost", "demo": "./examples/demo", "agent": "./examples/agent",
 }
 
 func main() {
