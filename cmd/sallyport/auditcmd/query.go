@@ -55,7 +55,7 @@ func newQuery(g *cli.Globals) *cobra.Command {
 		if err := exists(cfg); err != nil {
 			return err
 		}
-		return show(g, cmd, index.Search(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q), nil)
+		return show(g, cmd, index.Search(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q))
 	})
 }
 

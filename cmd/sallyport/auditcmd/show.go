@@ -18,12 +18,11 @@ import (
 	"sallyport/audit/tree"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
-	"sallyport/memory"
 )
 
 // show prints entries in the format of --output: ndjson is the events as the log has
-// them, all others are records. Files are woven in by their times.
-func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error], files []memory.Entry) error {
+// them, all others are records.
+func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]) error {
 	w := cmd.OutOrStdout()
 	list = undamaged(cmd, list)
 	if g.Output == "ndjson" {
@@ -41,26 +40,12 @@ func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]
 		if err != nil {
 			return err
 		}
-		for len(files) > 0 && files[0].Modified.Before(begun(r)) {
-			if err := p.file(files[0]); err != nil {
-				return err
-			}
-			files = files[1:]
-		}
 		if err := p.record(r); err != nil {
-			return err
-		}
-	}
-	for _, f := range files {
-		if err := p.file(f); err != nil {
 			return err
 		}
 	}
 	return p.flush()
 }
-
-// begun is when a record begins.
-func begun(r audit.Record) time.Time { return time.UnixMilli(first(r).Time) }
 
 // seals reports whether a record is a checkpoint. There can be one every ten seconds, and
 // a person who reads text looks for something else.
@@ -137,25 +122,6 @@ func (p *printer) row(row []string) error {
 	}
 	return nil
 }
-
-// file prints that a file of a sandbox's memory was last changed. Its time is one that the
-// sandbox can set.
-func (p *printer) file(f memory.Entry) error {
-	at := f.Modified.UTC().Format(timeForm)
-	const word = "the sandbox's word"
-	switch p.format {
-	case "json":
-		return terminal.JSON(p.w).Encode(map[string]memory.Entry{"memory": f})
-	case "csv":
-		return p.csv.Write(padded(at, "", "MEMORY", "", "", "", cell(f.Path), "", strconv.FormatInt(f.Size, 10)))
-	case "table":
-		return p.row(padded(at, "-", "MEMORY", "-", "-", "-", terminal.Escape(f.Path), "-", strconv.FormatInt(f.Size, 10), "-")[:tableColumns])
-	}
-	_, err := fmt.Fprintf(p.w, "%s  MEMORY  %s  bytes=%d  time=%q\n", at, terminal.Word(f.Path), f.Size, word)
-	return err
-}
-
-func padded(row ...string) []string { return append(row, make([]string, len(columns)-len(row))...) }
 
 func (p *printer) flush() error {
 	switch p.format {

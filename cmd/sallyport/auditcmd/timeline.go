@@ -2,8 +2,6 @@ package auditcmd
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,8 +9,6 @@ import (
 	"sallyport/audit/index"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
-	"sallyport/internal/terminal"
-	"sallyport/memory"
 )
 
 func newTimeline(g *cli.Globals) *cobra.Command {
@@ -21,8 +17,8 @@ func newTimeline(g *cli.Globals) *cobra.Command {
 		Use:   "timeline SANDBOX",
 		Short: "Show all that a sandbox did and that was done to it, in order",
 		Long: "Timeline shows requests with their outcomes, commands, approvals, snapshots, restores, forks and changes of state of\n" +
-			"a sandbox, by its name or ID, in the order of the log. Files of its memory are shown at their last change, which is a\n" +
-			"time that the sandbox can set; what was there before is not recorded.",
+			"a sandbox and versions of its memory, by its name or ID, in the order of the log. `sallyport memory history` shows\n" +
+			"which files a version is about.",
 		Example: "  sallyport audit timeline demo --from before-deploy --to after-deploy\n" +
 			"  sallyport audit timeline demo --from 2h -o csv",
 		Args: cli.Exactly("SANDBOX"),
@@ -45,7 +41,7 @@ func newTimeline(g *cli.Globals) *cobra.Command {
 		if !end.IsZero() && end.Before(begin) || q.To != 0 && q.From > q.To {
 			return cli.Usagef("--from %q is after --to %q", from, to)
 		}
-		return show(g, cmd, index.Timeline(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q), remembered(g, cmd, cfg, args[0], begin, end))
+		return show(g, cmd, index.Timeline(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q))
 	})
 }
 
@@ -67,21 +63,4 @@ func bound(cmd *cobra.Command, cfg *config.Config, sandbox, flag, text string, n
 	}
 	*number = e.Number
 	return time.UnixMilli(e.Event.Time), nil
-}
-
-// remembered are the files of a sandbox's memory that were changed last between two times,
-// the oldest first. One that is gone has none, nor has one that is named by its ID.
-func remembered(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, sandbox string, begin, end time.Time) []memory.Entry {
-	if g.Output == "ndjson" {
-		return nil
-	}
-	list, err := cli.InMemory(cfg, sandbox, (*memory.Folder).List)
-	if err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: its memory is not shown:", terminal.Text(err.Error()))
-	}
-	list = slices.DeleteFunc(list, func(e memory.Entry) bool {
-		return e.Kind != memory.KindFile || e.Modified.Before(begin) || !end.IsZero() && e.Modified.After(end)
-	})
-	slices.SortStableFunc(list, func(a, b memory.Entry) int { return a.Modified.Compare(b.Modified) })
-	return list
 }
