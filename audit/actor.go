@@ -1,6 +1,9 @@
 package audit
 
-import "context"
+import (
+	"cmp"
+	"context"
+)
 
 type actorKey struct{}
 
@@ -26,6 +29,15 @@ func ByWhom(ctx context.Context) string {
 		return ""
 	}
 	return c.actor.User.UID
+}
+
+// NameOf is the name of the context's operator, or the identity of one without a name.
+func NameOf(ctx context.Context) string {
+	c, ok := ctx.Value(actorKey{}).(*caller)
+	if !ok {
+		return ""
+	}
+	return cmp.Or(c.actor.User.Name, c.actor.User.UID)
 }
 
 // Attribute names the context's operator, if there is one, in lifecycle events that name

@@ -174,7 +174,7 @@ func (r *rig) history() (list []model.Event) {
 	r.t.Helper()
 	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
 		must.OK(r.t, err)
-		if x := e.Unmapped.Sallyport; x.SandboxID != "" && x.State != sandbox.CommandEvent {
+		if x := e.Unmapped.Sallyport; x.SandboxID != "" && x.State != sandbox.CommandEvent && x.Memory == nil {
 			list = append(list, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
 		}
 	}

@@ -59,8 +59,8 @@ func (r *rig) states(name string) (list []string) {
 		if err := json.Unmarshal([]byte(line), &rec); err != nil {
 			r.t.Fatalf("%v: %s", err, line)
 		}
-		if state := rec.Decision.Unmapped.Sallyport.State; state != sandbox.CommandEvent {
-			list = append(list, state)
+		if x := rec.Decision.Unmapped.Sallyport; x.State != sandbox.CommandEvent && x.Memory == nil {
+			list = append(list, x.State)
 		}
 	}
 	return list

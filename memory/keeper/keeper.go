@@ -226,7 +226,7 @@ func (k *Keeper) Changed(ctx context.Context, o memory.Owner, c memory.Cause) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(s.pending) < maxPending {
-		s.pending = append(s.pending, note{c, audit.ByWhom(ctx)})
+		s.pending = append(s.pending, note{c, audit.NameOf(ctx)})
 	}
 	if s.noted {
 		return
@@ -298,7 +298,7 @@ func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
 	pending := u.pending
 	u.pending = nil
 	k.mu.Unlock()
-	cause := history.Cause{Operation: string(c.Operation), Caller: audit.ByWhom(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
+	cause := history.Cause{Operation: string(c.Operation), Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
 	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {
 		cause.Operation, cause.Caller, cause.From = string(pending[0].Operation), pending[0].caller, pending[0].From
 		var commands []string

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
+	"sallyport/memory"
 	memclient "sallyport/memory/client"
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
@@ -40,7 +41,7 @@ func newHistory(g *cli.Globals) *cobra.Command {
 		for _, c := range list.Commits {
 			fmt.Fprintf(w, "version %d  %s  %s\n", c.Number, when(c.Time), cause(c.Cause))
 			for _, ch := range c.Changes {
-				fmt.Fprintf(w, "  %s %s%s\n", ch.Op, terminal.Escape(ch.Path), reason(ch))
+				fmt.Fprintf(w, "  %s %s%s\n", ch.Op, named(ch), reason(ch))
 			}
 			if len(c.Cause.Contacted) > 0 {
 				fmt.Fprintf(w, "  after contact with %s%s\n", terminal.Escape(strings.Join(c.Cause.Contacted, ", ")), more(c.Cause.MoreContacted))
@@ -56,6 +57,14 @@ func more(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
+// named is a change's path, with a slash after that of a folder.
+func named(c history.Change) string {
+	if c.Kind == memory.KindFolder {
+		return terminal.Escape(c.Path) + "/"
+	}
+	return terminal.Escape(c.Path)
+}
+
 func reason(c history.Change) string {
 	if c.Reason == "" {
 		return ""
@@ -66,11 +75,14 @@ func reason(c history.Change) string {
 // cause says in words what made a version.
 func cause(c history.Cause) string {
 	text := c.Operation
-	if c.Command != "" {
-		text += " " + terminal.Escape(c.Command)
-	}
 	if c.From != "" {
 		text += " " + terminal.Escape(c.From)
+	}
+	if c.Command != "" {
+		if c.Operation != string(memory.ByCommand) {
+			text += ", command"
+		}
+		text += " " + terminal.Escape(c.Command)
 	}
 	if c.Caller != "" {
 		text += " by " + terminal.Escape(c.Caller)

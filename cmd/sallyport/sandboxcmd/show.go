@@ -38,6 +38,9 @@ func show(w io.Writer, i sandbox.Info) {
 		if s.Memory > 0 {
 			parts = append(parts, size.About(s.Memory)+" of memory")
 		}
+		if s.History > 0 {
+			parts = append(parts, size.About(s.History)+" of versions of /memory")
+		}
 		say("on the host's disk", strings.Join(parts, ", "))
 	}
 	say("its disk takes no more", i.Capped)
