@@ -141,6 +141,12 @@ egress:
 	r.ok("sandbox", "restore", demo, "calm")
 	contains(mem("history", demo), "removed storm.md", "restore calm")
 
+	// Without the model of the embeddings, words are searched.
+	r.write("memory.token", "wrong")
+	do(demo, "echo 'The ship leaves at ten.' > /memory/memories/ship.md")
+	contains(mem("search", demo, "ships"), "leaves at ten")
+	contains(mem("retrieve", demo, "ships"), "leaves at ten")
+
 	// A stopped sandbox can be searched, also after a restart of the daemon.
 	r.ok("sandbox", "stop", demo)
 	kept := commits(demo)

@@ -136,9 +136,31 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
 		}
 	}
 	if s.index == nil {
-		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{Embedder: k.o.Embedder})
+		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{Embedder: k.embedder()})
 	}
 	return err
+}
+
+// embedder is the model of the embeddings, if there is one. The log has what it fails with:
+// a search goes on without it.
+func (k *Keeper) embedder() search.Embedder {
+	if k.o.Embedder == nil {
+		return nil
+	}
+	return embedder{k.o.Embedder, k.o.Logger}
+}
+
+type embedder struct {
+	search.Embedder
+	log *slog.Logger
+}
+
+func (e embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
+	vectors, err := e.Embedder.Embed(ctx, texts)
+	if err != nil {
+		e.log.Warn("a memory is searched by words alone: the model of memory.embeddings failed", "error", err)
+	}
+	return vectors, err
 }
 
 func (k *Keeper) take(o memory.Owner) (*store, error) {

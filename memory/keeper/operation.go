@@ -97,9 +97,6 @@ func (k *Keeper) Tool(ctx context.Context, o memory.Owner, input json.RawMessage
 // Search finds places in the files.
 func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Found, error) {
 	return reading(ctx, k, o, func(u *use) ([]Found, error) {
-		if err := u.index.Update(ctx, u.folder, nil); err != nil {
-			return nil, err
-		}
 		asked := search.Query{Text: q.Query, Limit: q.Limit, Since: q.Since, Until: q.Until}
 		if q.Type != "" {
 			asked.Types = []string{q.Type}
@@ -107,7 +104,7 @@ func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Foun
 		if q.Trusted {
 			asked.Allow = func(path string) bool { return u.untrusted(ctx, path) == "" }
 		}
-		hits, err := u.index.Search(ctx, asked)
+		hits, err := u.layers(ctx, "").Find(ctx, asked)
 		found := []Found{}
 		for _, h := range hits {
 			found = append(found, Found{h, u.untrusted(ctx, h.Path)})

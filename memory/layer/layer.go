@@ -64,14 +64,18 @@ func (l *Layers) untrusted(path string) string {
 	return clip(terminal.Escape(l.Trust(path)), 512)
 }
 
-// find updates the index and asks it. One that has not all of a very large memory, or
+// Find updates the index and asks it. One that has not all of a very large memory, or
 // words without their meaning, is asked too.
-func (l *Layers) find(ctx context.Context, q search.Query) ([]search.Hit, error) {
+func (l *Layers) Find(ctx context.Context, q search.Query) ([]search.Hit, error) {
 	err := l.Search.Update(ctx, l.Folder, nil)
 	if err != nil && !errors.Is(err, memory.ErrTruncated) && !errors.Is(err, search.ErrEmbedding) {
 		return nil, err
 	}
-	return l.Search.Search(ctx, q)
+	hits, err := l.Search.Search(ctx, q)
+	if errors.Is(err, search.ErrEmbedding) {
+		err = nil
+	}
+	return hits, err
 }
 
 // change replaces a file by what edit makes of its contents, which are nil if there is no

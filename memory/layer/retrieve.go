@@ -49,7 +49,7 @@ func (l *Layers) Retrieve(ctx context.Context, query string, n int, o RetrieveOp
 	if o.Type != "" {
 		q.Types = []string{o.Type}
 	}
-	hits, err := l.find(ctx, q)
+	hits, err := l.Find(ctx, q)
 	if err != nil {
 		return nil, err
 	}

@@ -166,7 +166,7 @@ func (l *Layers) FindScript(ctx context.Context, query string, n int) ([]Script,
 	if n < 1 || n > maxFound {
 		return nil, invalid("%d scripts: ask for 1 to %d", n, maxFound)
 	}
-	hits, err := l.find(ctx, search.Query{Text: query, Limit: min(10*n, 1000), Allow: func(path string) bool { return strings.HasPrefix(path, scriptFolder) }})
+	hits, err := l.Find(ctx, search.Query{Text: query, Limit: min(10*n, 1000), Allow: func(path string) bool { return strings.HasPrefix(path, scriptFolder) }})
 	if err != nil {
 		return nil, err
 	}
