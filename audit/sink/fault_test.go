@@ -231,9 +231,16 @@ func (l *trail) options() sink.Options {
 // start sends with a new Set until stop, or the end of the test.
 func (l *trail) start() (stop func()) {
 	l.t.Helper()
+	return l.startAfter(func() {})
+}
+
+// startAfter starts, and does something between reading the cursor and the first record.
+func (l *trail) startAfter(between func()) (stop func()) {
+	l.t.Helper()
 	l.set = sink.NewSet(l.options())
 	plan, err := l.set.Prepare(l.t.Context(), []sink.Config{l.receiver.config})
 	must.OK(l.t, err)
+	between()
 	l.set.Use(plan)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -239,7 +239,6 @@ func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err err
 		}
 		expected, damage = e.Number+1, ""
 		to = cursor{e.Number, e.Event.ID(), tlog.RecordHash(e.JSON)}
-		e.JSON = bytes.Clone(e.JSON)
 		i, err := s.item(e)
 		if err != nil {
 			lost := []refusal{{i, "encoding it: " + err.Error()}}
@@ -253,7 +252,9 @@ func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err err
 	return batch, to, nil
 }
 
+// item is a record as it is sent. It is valid after the read that r is of.
 func (s *Shipper) item(r audit.Entry) (Item, error) {
+	r.JSON = bytes.Clone(r.JSON)
 	e := r.Event
 	i := Item{
 		Sequence: r.Number, UID: e.ID(), Time: e.Time, Severity: e.SeverityID, Kind: e.Unmapped.Sallyport.Kind,
