@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/internal/test/must"
 	"sallyport/policy"
@@ -35,7 +36,7 @@ func compileWith(t *testing.T, doc policy.Document, rego string, size int) *Poli
 		doc.Policy.Dir = t.TempDir()
 		must.OK(t, os.WriteFile(filepath.Join(doc.Policy.Dir, "p.rego"), []byte(rego), 0o600))
 	}
-	p, err := Compile(t.Context(), doc, Options{})
+	p, err := Compile(t.Context(), doc, Options{Timeout: time.Minute}) // no decision is denied because the machine is busy
 	must.OK(t, err)
 	return p
 }

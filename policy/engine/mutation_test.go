@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -122,7 +123,7 @@ func newTrial(t *testing.T, random *rand.Rand, regoText string, contributed func
 			must.OK(t, os.WriteFile(filepath.Join(tr.document.Policy.Dir, "team.rego"), []byte(regoText), 0o600))
 		}
 		var err error
-		if tr.policy, err = Compile(t.Context(), tr.document, Options{}); err != nil {
+		if tr.policy, err = Compile(t.Context(), tr.document, Options{Timeout: time.Minute}); err != nil {
 			continue // a rule contradicts itself or another
 		}
 		if tr.team, err = rego.Load(tr.document.Policy.Dir); err != nil {
