@@ -299,13 +299,23 @@ func TestStale(t *testing.T) {
 		{"canceled", false, nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			u := connect(t, http1.ClientOptions{HeadTimeout: 200 * time.Millisecond}, false)
+			var o http1.ClientOptions
+			if tt.name == "no answer in time" {
+				o.HeadTimeout = 200 * time.Millisecond
+			}
+			u := connect(t, o, false)
 			if !tt.first {
-				go u.answers("HTTP/1.1 204 No Content\r\n\r\n")
+				u.say("HTTP/1.1 204 No Content\r\n\r\n") // which is there in time
+				read := make(chan error, 1)
+				go func() {
+					_, err := http.ReadRequest(u.in)
+					read <- err
+				}()
 				if got := u.exchange(request(t, t.Context(), "GET", nil)); got != "204 " {
 					t.Fatalf("got %q", got)
 				}
 				within(t, u.done, "the connection")
+				must.OK(t, within(t, read, "the request"))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
