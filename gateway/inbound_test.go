@@ -177,7 +177,7 @@ func (n *published) ask(t *testing.T, request string) (*http.Response, string) {
 	c, err := net.Dial("tcp", n.ln.Addr().String())
 	must.OK(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
 	}

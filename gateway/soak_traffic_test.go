@@ -383,10 +383,11 @@ func (v *inboundConn) parts(ctx context.Context) error {
 
 // fails wants an upstream that cannot be connected to, or that must not be.
 func (v *inboundConn) fails(ctx context.Context) error {
-	o := v.mutes
-	if i := v.IntN(len(v.refused) + 1); i > 0 {
-		o = v.refused[i-1]
+	all := v.refused
+	if soaking() { // to wait for a handshake takes longer than the others' whole run
+		all = append(slices.Clip(all), v.mutes)
 	}
+	o := all[v.IntN(len(all))]
 	resp, body, err := v.ask(v.request(ctx, "GET", o.url("https", "/open/echo"), nil), v.agent().Client)
 	if err != nil || resp.StatusCode != 502 && resp.StatusCode != 504 {
 		return unlike(resp, body, err)
