@@ -55,9 +55,10 @@ func Line(r Record) string {
 		f = append(f, "FINDING", word(x.State), strconv.Quote(short(e.Message)))
 		for _, by := range e.Evidences {
 			about := &Event{HTTPRequest: by.HTTPRequest, Source: by.Source, Destination: by.Destination, Connection: by.Connection}
-			if by.HTTPRequest != nil {
+			switch {
+			case by.HTTPRequest != nil:
 				f = append(f, subject(about))
-			} else {
+			case by.Actor == nil: // of a packet, not of what an operator did
 				f = append(f, packet(about))
 			}
 		}

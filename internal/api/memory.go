@@ -112,7 +112,7 @@ func (h *handler) rollbackMemory(k *keeper.Keeper, ctx context.Context, o memory
 		}
 		at := slices.IndexFunc(list, func(s sandbox.Snapshot) bool { return s.Name == in.Snapshot })
 		if at < 0 {
-			return history.Commit{}, fmt.Errorf("%w: snapshot %s of %s", sandbox.ErrNotFound, in.Snapshot, o.Name)
+			return history.Commit{}, fmt.Errorf("%w: %q of sandbox %s: `sallyport sandbox snapshots %s` shows those there are", sandbox.ErrNoSnapshot, in.Snapshot, o.Name, o.Name)
 		}
 		in.Time = list[at].Created
 	}

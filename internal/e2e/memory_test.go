@@ -116,7 +116,9 @@ egress:
 	if _, err := os.Stat(r.memory(demo, "memories/key.md")); err == nil {
 		t.Error("the file with the secret is still there")
 	}
-	contains(r.ok("audit", "query", "--text", "secret-in-memory", "--sandbox", demo), "secret-in-memory")
+	if out := r.ok("audit", "query", "--text", "secret-in-memory", "--sandbox", demo); !strings.Contains(out, "FINDING  secret-in-memory") || strings.Contains(out, "packet") {
+		t.Errorf("the finding: %s", out)
+	}
 	contains(mem("quarantine", demo, "memories/harbour.md", "--reason", "hearsay"), "hearsay")
 	contains(r.ok("audit", "timeline", demo), "memory of sandbox demo changed: version 1")
 

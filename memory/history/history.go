@@ -34,7 +34,7 @@ import (
 // Errors to branch on.
 var (
 	// ErrNoCommit: there is no such commit, or none so early.
-	ErrNoCommit = errors.New("the history has no such commit")
+	ErrNoCommit = errors.New("the history has no such version")
 	// ErrNotKept: the contents are too large, were dropped, or are in quarantine.
 	ErrNotKept = errors.New("the contents are not kept")
 	// ErrNoQuarantine: nothing in quarantine has the id.

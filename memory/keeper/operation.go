@@ -387,7 +387,9 @@ func (k *Keeper) Checkpoint(ctx context.Context, o memory.Owner) (Checkpoint, er
 		diffs, err := u.history.Diff(ctx, from, c.Number, "")
 		point.Version, point.Files = c.Number, []string{}
 		for _, d := range diffs {
-			point.Files = append(point.Files, d.Path)
+			if v := cmp.Or(d.To, d.From); v == nil || v.Kind != memory.KindFolder {
+				point.Files = append(point.Files, d.Path)
+			}
 		}
 		return point, err
 	})

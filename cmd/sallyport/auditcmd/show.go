@@ -204,6 +204,8 @@ func verdict(e *audit.Event) string {
 	switch k := e.Unmapped.Sallyport.Kind; {
 	case k == audit.KindLifecycle:
 		return "EVENT"
+	case k == audit.KindFinding:
+		return "FINDING"
 	case k == audit.KindDrop:
 		return "DROP"
 	case k == audit.KindConnection:

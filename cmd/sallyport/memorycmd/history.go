@@ -1,6 +1,7 @@
 package memorycmd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -41,7 +42,7 @@ func newHistory(g *cli.Globals) *cobra.Command {
 		for _, c := range list.Commits {
 			fmt.Fprintf(w, "version %d  %s  %s\n", c.Number, when(c.Time), cause(c.Cause))
 			for _, ch := range c.Changes {
-				fmt.Fprintf(w, "  %s %s%s\n", ch.Op, named(ch), reason(ch))
+				fmt.Fprintf(w, "  %s %s%s\n", ch.Op, named(ch.Path, ch.Kind), reason(ch))
 			}
 			if len(c.Cause.Contacted) > 0 {
 				fmt.Fprintf(w, "  after contact with %s%s\n", terminal.Escape(strings.Join(c.Cause.Contacted, ", ")), more(c.Cause.MoreContacted))
@@ -57,12 +58,12 @@ func more(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
-// named is a change's path, with a slash after that of a folder.
-func named(c history.Change) string {
-	if c.Kind == memory.KindFolder {
-		return terminal.Escape(c.Path) + "/"
+// named is a path, with a slash after that of a folder.
+func named(path string, kind memory.Kind) string {
+	if kind == memory.KindFolder {
+		path += "/"
 	}
-	return terminal.Escape(c.Path)
+	return terminal.Escape(path)
 }
 
 func reason(c history.Change) string {
@@ -110,7 +111,7 @@ func newDiff(g *cli.Globals) *cobra.Command {
 		return r, err
 	}), func(w io.Writer, list []history.FileDiff) {
 		for _, d := range list {
-			fmt.Fprintf(w, "%s %s\n", d.Op, terminal.Escape(d.Path))
+			fmt.Fprintf(w, "%s %s\n", d.Op, named(d.Path, cmp.Or(d.To, d.From, new(history.Version)).Kind))
 			if d.Note != "" {
 				fmt.Fprintln(w, "  "+terminal.Escape(d.Note))
 			}
@@ -130,10 +131,12 @@ func newRollback(g *cli.Globals) *cobra.Command {
 	c.Flags().StringVar(&at, "time", "", "the version that was there at this time")
 	c.Flags().StringVar(&r.Snapshot, "snapshot", "", "the version that was there at this snapshot of the sandbox")
 	c.Flags().BoolVar(&r.LeaveOut, "leave-out", false, "leave files as they are whose contents then are not kept")
-	c.MarkFlagsOneRequired("to", "time", "snapshot")
 	c.MarkFlagsMutuallyExclusive("to", "time", "snapshot")
 	return cli.Shows(g, c, of(memclient.Rollback, func(args []string) (_ keeper.RollbackRequest, err error) {
 		r.Paths = args[1:]
+		if r.To == 0 && at == "" && r.Snapshot == "" {
+			return r, cli.Usagef("say to what: --to VERSION, --time TIME or --snapshot NAME")
+		}
 		r.Time, err = parseTime(at, "time")
 		return r, err
 	}), printCommit)

@@ -48,7 +48,7 @@ func none([]string) (client.None, error) { return client.None{}, nil }
 // printText prints text that came from a sandbox: a terminal must not obey it.
 func printText(w io.Writer, text string) {
 	for line := range strings.Lines(text) {
-		fmt.Fprintln(w, terminal.Escape(strings.TrimRight(line, "\r\n")))
+		fmt.Fprintln(w, terminal.Text(strings.TrimRight(line, "\r\n")))
 	}
 }
 
