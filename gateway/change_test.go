@@ -32,7 +32,9 @@ func TestChangeDuringADecision(t *testing.T) {
 					m.gateway.Redecide()
 					time.Sleep(30 * time.Millisecond) // it has looked at all there was
 				}
-				if before {
+				// A connection that is allowed still is not closed a moment later, before a
+				// busy machine has answered on it.
+				if before || in.Phase != phase {
 					return m.allow(in)
 				}
 				return policy.Decision{Action: policy.Deny, Reason: "closed", Revision: "r2"}

@@ -56,8 +56,8 @@ type Handle struct {
 // Revoked returns why the policy has ended it, or nil.
 func (h *Handle) Revoked() *Revoked { return h.revoked.Load() }
 
-// Epoch is the number of the policy's changes so far.
-func (s *Set) Epoch() uint64 { return s.epoch.Load() }
+// Epoch is one more than the number of the policy's changes so far: never 0.
+func (s *Set) Epoch() uint64 { return s.epoch.Load() + 1 }
 
 // Decide calls decide until its decision is by the policy of now, and enters the
 // Revocable that it returns; a nil Handle: nothing is to enter, and that is all. The
@@ -76,7 +76,7 @@ func (s *Set) Decide(epoch uint64, decide func() (*Handle, Revocable)) {
 func (s *Set) enter(h *Handle, of Revocable, epoch uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.epoch.Load() != epoch {
+	if s.Epoch() != epoch {
 		return false
 	}
 	h.of, h.next = of, s.first

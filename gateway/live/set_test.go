@@ -16,8 +16,9 @@ func (*standing) Cut()                             {}
 func TestSet(t *testing.T) {
 	var u Set
 	var all [4]standing
+	first := u.Epoch()
 	for i := range all {
-		if !u.enter(&all[i].place, &all[i], 0) {
+		if !u.enter(&all[i].place, &all[i], first) {
 			t.Fatalf("%d was not let in", i)
 		}
 	}
@@ -39,7 +40,7 @@ func TestSet(t *testing.T) {
 	}
 	u.Advance(false)
 	late := new(standing)
-	if u.enter(&late.place, late, 0) {
+	if u.enter(&late.place, late, first) {
 		t.Error("what was decided before the change was let in after it")
 	}
 	u.Leave(&late.place) // which has no place
@@ -55,7 +56,7 @@ func BenchmarkSet(b *testing.B) {
 		var s standing
 		for pb.Next() {
 			s.place.over, s.place.of = false, nil
-			u.enter(&s.place, &s, 0)
+			u.enter(&s.place, &s, u.Epoch())
 			u.Leave(&s.place)
 		}
 	})
