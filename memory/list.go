@@ -16,12 +16,16 @@ import (
 )
 
 // ErrTruncated says that a listing is not complete.
-var ErrTruncated = errors.New("the memory holds more than is listed, or is more than 64 folders deep")
+var ErrTruncated = errors.New("the memory holds more than is listed, is more than 64 folders deep, or has very long paths")
 
 const (
 	// MaxListed is how many entries List shows.
 	MaxListed = 10_000
 	maxDepth  = 64
+	// maxPath is the length in bytes of the longest path that is listed, as open(2) takes
+	// it, and maxPaths that of all paths together.
+	maxPath  = 4096
+	maxPaths = 32 << 20
 )
 
 // Kind of an entry.
@@ -58,8 +62,8 @@ type Stamp struct {
 // List is Scan of at most MaxListed entries.
 func (f *Folder) List() ([]Entry, error) { return f.Scan(MaxListed) }
 
-// Scan lists the memory, sorted by path. If there are more entries than most, it returns
-// the first that it met, and ErrTruncated.
+// Scan lists the memory, sorted by path. If there are more entries than most, or their paths
+// are longer than 32 MiB together, it returns the first that it met, and ErrTruncated.
 func (f *Folder) Scan(most int) ([]Entry, error) { return f.ScanIn(".", most) }
 
 // ScanIn is Scan of what is in a folder of the memory. A link is no folder.
@@ -92,6 +96,7 @@ func (f *Folder) ScanIn(name string, most int) ([]Entry, error) {
 type lister struct {
 	most      int
 	entries   []Entry
+	paths     int // bytes
 	truncated bool
 }
 
@@ -112,7 +117,11 @@ func (l *lister) folder(d *os.File, prefix string, depth int) error {
 	for {
 		names, err := d.Readdirnames(256)
 		for _, name := range names {
-			if len(l.entries) == l.most {
+			if len(prefix)+len(name) > maxPath {
+				l.truncated = true
+				continue
+			}
+			if l.paths += len(prefix) + len(name); len(l.entries) == l.most || l.paths > maxPaths {
 				l.truncated = true
 				return nil
 			}

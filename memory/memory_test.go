@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -183,6 +184,33 @@ func TestListIsBounded(t *testing.T) {
 			t.Errorf("%d entries, %v", len(entries), err)
 		}
 	})
+}
+
+// Long names cost the host no more memory than short ones.
+func TestLongPathsAreBounded(t *testing.T) {
+	dir := ensure(t)
+	long := dir
+	for range 14 {
+		long = filepath.Join(long, strings.Repeat("d", 250))
+	}
+	must.OK(t, os.MkdirAll(long, 0o755))
+	for i := range 12_000 {
+		write(t, filepath.Join(long, strconv.Itoa(i)), "")
+	}
+	f, err := memory.Open(dir)
+	must.OK(t, err)
+	defer f.Close()
+	entries, err := f.Scan(100_000)
+	if !errors.Is(err, memory.ErrTruncated) {
+		t.Errorf("got %v", err)
+	}
+	n := 0
+	for _, e := range entries {
+		n += len(e.Path)
+	}
+	if n == 0 || n > 32<<20 {
+		t.Errorf("%d bytes of paths", n)
+	}
 }
 
 func TestRead(t *testing.T) {

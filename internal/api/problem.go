@@ -123,6 +123,7 @@ var problems = []struct {
 	{memory.ErrTooLarge, http.StatusBadRequest, "bad-request"},
 	{memory.ErrNotFile, http.StatusConflict, "file-state"},
 	{memory.ErrChanged, http.StatusConflict, "file-state"},
+	{keeper.ErrEnded, http.StatusConflict, "file-state"},
 	{keeper.ErrNone, http.StatusNotFound, "no-file"},
 	{history.ErrNoCommit, http.StatusNotFound, "no-version"},
 	{history.ErrNoQuarantine, http.StatusNotFound, "no-version"},

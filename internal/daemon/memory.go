@@ -18,6 +18,7 @@ import (
 	"sallyport/audit/index"
 	"sallyport/gateway/access"
 	"sallyport/internal/secretfile"
+	"sallyport/memory"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
 	"sallyport/memory/search"
@@ -28,7 +29,7 @@ import (
 func (d *daemon) openMemories(context.Context) error {
 	o := keeper.Options{
 		Dir: d.cfg.SandboxesDir(), Hold: disk.Hold, Contacted: d.contacted, Secret: d.broker.Contains,
-		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Trusted: d.cfg.Memory.Trusts,
+		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Trusted: d.cfg.Memory.Trusts, Current: d.isCurrent,
 		Key: d.key, Most: int64(d.cfg.Memory.History), Logger: d.log,
 	}
 	if m := d.cfg.Memory.Embeddings; m.URL != "" {
@@ -40,6 +41,15 @@ func (d *daemon) openMemories(context.Context) error {
 	d.memories = keeper.New(o)
 	d.onClose(d.memories.Close)
 	return nil
+}
+
+// isCurrent says whether a sandbox still has its name.
+func (d *daemon) isCurrent(o memory.Owner) bool {
+	if d.host == nil { // the sandboxes are being opened
+		return true
+	}
+	i, err := d.host.sandboxes.Get(o.Name)
+	return err == nil && i.ID == o.ID
 }
 
 // contacted returns the destinations of the requests and connections of a sandbox that

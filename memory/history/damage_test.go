@@ -341,6 +341,39 @@ func TestManyEntries(t *testing.T) {
 	r.verify()
 }
 
+// A commit reads so much, whatever the files pretend to hold. Those that it does not read
+// are versions without a digest until the next one does.
+func TestManyLargeFiles(t *testing.T) {
+	r := newRig(t, history.Options{})
+	const files = 20
+	for i := range files {
+		r.write(fmt.Sprint("sparse", i), "")
+		r.ok(os.Truncate(filepath.Join(r.dir, fmt.Sprint("sparse", i)), 16<<20))
+	}
+	time.Sleep(100 * time.Millisecond) // for the stamps
+	unread := func() (n int) {
+		c := r.record()
+		now, err := r.At(t.Context(), c.Number)
+		r.ok(err)
+		for path, v := range now {
+			if strings.HasPrefix(path, "sparse") && v.Digest == "" {
+				n++
+			}
+		}
+		return n
+	}
+	if n := unread(); n == 0 || n == files {
+		t.Errorf("%d of %d files are not read", n, files)
+	}
+	if n := unread(); n != 0 {
+		t.Errorf("%d files are not read at the second time", n)
+	}
+	if c, err := r.Record(t.Context(), r.f, history.Cause{}); c != nil || err != nil {
+		t.Errorf("%+v, %v", c, err)
+	}
+	r.verify()
+}
+
 func TestConcurrent(t *testing.T) {
 	r := newRig(t, history.Options{MaxBytes: 100_000, Key: key(t), Inspect: func(_ context.Context, _ string, data []byte) string {
 		if bytes.Contains(data, []byte("secret")) {

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	maxEntries      = 100_000  // that are recorded
-	maxRead         = 16 << 20 // bytes of a file that memory.Folder reads
-	maxDestinations = 100      // that a cause lists
+	maxEntries      = 100_000   // that are recorded
+	maxRead         = 16 << 20  // bytes of a file that memory.Folder reads
+	maxReadings     = 256 << 20 // bytes that a commit reads; the next one reads the other files
+	maxDestinations = 100       // that a cause lists
 	// settled is how long a time of change must have passed before another one is sure to
 	// differ from it: kernels count it in ticks of up to 10 ms.
 	settled = 50 * time.Millisecond
@@ -33,6 +34,7 @@ type recording struct {
 	before  Commit
 	commit  Commit
 	allowed memory.Digest // contents that are not inspected
+	read    int64         // bytes
 	leaving []Change      // files that leave the memory
 	purge   bool          // contents have to leave the write-ahead log too
 
@@ -192,7 +194,13 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 	switch {
 	case e.Kind == memory.KindLink:
 		c.Target, err = r.f.Readlink(e.Path)
-	case e.Kind == memory.KindFile && e.Size <= maxRead:
+	case e.Kind != memory.KindFile || e.Size > maxRead:
+	case r.read > maxReadings:
+		if e.Stamp.Changed = -e.Stamp.Changed; was && e.Stamp.Changed < 0 && old.same(e) {
+			return true, nil // nor has it been read before
+		}
+	default:
+		r.read += e.Size
 		if data, err = r.f.Read(e.Path); err == nil {
 			c.Digest, c.Size = memory.DigestOf(data), int64(len(data))
 		}

@@ -14,7 +14,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,7 +30,7 @@ import (
 	"sallyport/memory/secretscan"
 )
 
-// Options of New. All are needed but Embedder and Summarize.
+// Options of New. All are needed but Current, Embedder and Summarize.
 type Options struct {
 	Dir  string // has a folder for each sandbox
 	Hold func(folder string) (release func() error, err error)
@@ -41,8 +43,11 @@ type Options struct {
 	Recorded func(ctx context.Context, id string) (map[uint64]string, error)
 	Record   func(*audit.Event) error
 	Trusted  func(host string) bool // whether what is learned from a destination is trusted
-	Key      history.Key            // seals what is in quarantine
-	Most     int64                  // bytes of contents that a history keeps
+	// Current says whether a sandbox's name is still its own: another one, maybe of another
+	// tenant, may have it now, and its folder. nil: always.
+	Current  func(memory.Owner) bool
+	Key      history.Key // seals what is in quarantine
+	Most     int64       // bytes of contents that a history keeps
 	Logger   *slog.Logger
 	Embedder search.Embedder // nil: search is by words alone
 	// Summarize makes a summary of entries. nil: sentences are chosen from them.
@@ -64,12 +69,15 @@ func New(o Options) *Keeper { return &Keeper{o: o, of: map[string]*store{}} }
 
 // store is what is open of one sandbox's memory.
 type store struct {
-	turn    sync.Mutex // one operation at a time
+	turn    chan struct{} // has a place for one operation at a time
 	owner   memory.Owner
 	history *history.Store
 	index   *search.Index
 
+	gone bool // guarded by turn: the sandbox is being removed
+
 	// guarded by Keeper.mu
+	end     context.CancelCauseFunc // of the operation that has the turn
 	users   int
 	idle    *time.Timer
 	pending []note
@@ -87,7 +95,13 @@ const (
 	// noteDelay has one record for commands that follow each other.
 	noteDelay  = 50 * time.Millisecond
 	maxPending = 16
+	// patience is for how long what is done to a sandbox waits before it ends an operation
+	// on its memory.
+	patience = 2 * time.Second
 )
+
+// ErrEnded is of an operation that something waited for too long.
+var ErrEnded = errors.New("the sandbox is being stopped, saved, restored, forked or removed: try again")
 
 // use is one operation on a memory.
 type use struct {
@@ -97,20 +111,32 @@ type use struct {
 }
 
 // in calls do with a sandbox's memory.
-func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(*use) error) (err error) {
+func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context, *use) error) (err error) {
 	s, err := k.take(o)
 	if err != nil {
 		return err
 	}
 	defer k.put(s)
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	k.mu.Lock()
+	s.end = end
+	k.mu.Unlock()
 	dir := filepath.Join(k.o.Dir, o.Name)
 	release, err := k.o.Hold(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	if s.gone || k.o.Current != nil && !k.o.Current(o) {
+		return fmt.Errorf("%w: sandbox %s: %w", ErrNone, o.Name, fs.ErrNotExist)
+	}
 	if err := k.open(ctx, s, dir); err != nil {
 		return err
 	}
@@ -120,7 +146,10 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(*use) error) (e
 	}
 	defer f.Close()
 	s.owner = o
-	return do(&use{s, k, f})
+	if err := do(ctx, &use{s, k, f}); err == nil || ctx.Err() == nil {
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 // open opens a store's files, unless they are.
@@ -171,7 +200,7 @@ func (k *Keeper) take(o memory.Owner) (*store, error) {
 	}
 	s := k.of[o.ID]
 	if s == nil {
-		s = &store{owner: o}
+		s = &store{owner: o, turn: make(chan struct{}, 1)}
 		k.of[o.ID] = s
 	}
 	if s.idle != nil {
@@ -220,19 +249,34 @@ func (k *Keeper) Forget(id string) error {
 	if s == nil {
 		return nil
 	}
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	k.interrupt(s)
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.gone = true
 	return s.close()
+}
+
+// interrupt ends the operation that has the turn.
+func (k *Keeper) interrupt(s *store) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.end != nil {
+		s.end(ErrEnded)
+	}
 }
 
 // Close ends what is going on and closes all files.
 func (k *Keeper) Close() error {
 	k.mu.Lock()
 	k.done = true
+	open := maps.Clone(k.of)
 	k.mu.Unlock()
+	for _, s := range open {
+		k.interrupt(s)
+	}
 	k.tasks.Wait()
 	var errs []error
-	for id := range k.of {
+	for id := range open {
 		errs = append(errs, k.Forget(id))
 	}
 	return errors.Join(errs...)
@@ -257,18 +301,30 @@ func (k *Keeper) Changed(ctx context.Context, o memory.Owner, c memory.Cause) {
 	ctx = context.WithoutCancel(ctx)
 	k.tasks.Go(func() {
 		time.Sleep(noteDelay)
+		err := k.record(ctx, o, memory.Cause{Operation: memory.Found})
 		k.mu.Lock()
 		s.noted = false
 		k.mu.Unlock()
-		if err := k.Record(ctx, o, memory.Cause{Operation: memory.Found}); err != nil && !gone(err) {
+		if err != nil && !gone(err) {
 			k.o.Logger.Error("a version of a sandbox's memory is missing", "sandbox", o.Name, "error", err)
 		}
 	})
 }
 
-// Record returns when what has changed is recorded.
+// Record returns when what has changed is recorded. An operation of a caller that takes
+// long is ended for it.
 func (k *Keeper) Record(ctx context.Context, o memory.Owner, c memory.Cause) error {
-	return k.in(ctx, o, func(u *use) error {
+	k.mu.Lock()
+	s := k.of[o.ID]
+	k.mu.Unlock()
+	if s != nil {
+		defer time.AfterFunc(patience, func() { k.interrupt(s) }).Stop()
+	}
+	return k.record(ctx, o, c)
+}
+
+func (k *Keeper) record(ctx context.Context, o memory.Owner, c memory.Cause) error {
+	return k.in(ctx, o, func(ctx context.Context, u *use) error {
 		_, err := u.record(ctx, c)
 		return err
 	})
@@ -276,7 +332,7 @@ func (k *Keeper) Record(ctx context.Context, o memory.Owner, c memory.Cause) err
 
 // Inherit gives a child, whose memory is not there yet, the versions of its parent.
 func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error {
-	return k.in(ctx, parent, func(u *use) error {
+	return k.in(ctx, parent, func(ctx context.Context, u *use) error {
 		return u.history.Copy(ctx, filepath.Join(k.o.Dir, child.Name, memory.HistoryFile))
 	})
 }
@@ -318,7 +374,7 @@ func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
 	k := u.keeper
 	k.mu.Lock()
 	pending := u.pending
-	u.pending = nil
+	u.pending, u.noted = nil, false
 	k.mu.Unlock()
 	cause := history.Cause{Operation: string(c.Operation), Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
 	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {

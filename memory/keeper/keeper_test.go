@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,9 @@ type rig struct {
 	records   []*audit.Event
 	contacted []string
 	last      uint64
+
+	now       atomic.Value // the ID that has the sandbox's name
+	summarize atomic.Pointer[keeper.Summarizer]
 }
 
 const secret = "correct-horse-battery-staple"
@@ -46,6 +50,9 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.now.Store(r.o.ID)
+	var extract keeper.Summarizer = func(context.Context, []layer.Entry) (string, error) { return "A summary.", nil }
+	r.summarize.Store(&extract)
 	r.Keeper = keeper.New(keeper.Options{
 		Dir: r.dir, Hold: func(string) (func() error, error) { return func() error { return nil }, nil },
 		Contacted: func(_ context.Context, _ string, after uint64) ([]string, uint64, error) {
@@ -76,8 +83,10 @@ func newRig(t *testing.T) *rig {
 			r.records = append(r.records, e)
 			return nil
 		},
-		Trusted: func(host string) bool { return host == "good.example" },
-		Key:     key, Logger: slog.New(slog.DiscardHandler),
+		Current:   func(o memory.Owner) bool { return o.Name != "demo" || o.ID == r.now.Load() },
+		Trusted:   func(host string) bool { return host == "good.example" },
+		Summarize: func(ctx context.Context, list []layer.Entry) (string, error) { return (*r.summarize.Load())(ctx, list) },
+		Key:       key, Logger: slog.New(slog.DiscardHandler),
 	})
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
@@ -350,5 +359,71 @@ func TestSecretLeavesTheVersionBefore(t *testing.T) {
 	}
 	if list := must(r.Quarantined(ctx, r.o))(t); len(list) != 1 || list[0].Path != "memories.md" {
 		t.Errorf("in quarantine: %+v", list)
+	}
+}
+
+// blocked has a model never answer, and an operation wait for it with the memory's turn.
+func (r *rig) blocked() (ended chan error) {
+	r.t.Helper()
+	ctx := r.t.Context()
+	for range 2 {
+		must(r.Store(ctx, r.o, keeper.StoreRequest{Text: "The build of Oslo took 12 minutes."}))(r.t)
+	}
+	time.Sleep(time.Second) // entries have whole seconds
+	asked := make(chan struct{})
+	var wait keeper.Summarizer = func(ctx context.Context, _ []layer.Entry) (string, error) {
+		close(asked)
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	r.summarize.Store(&wait)
+	ended = make(chan error, 1)
+	go func() {
+		ended <- r.Compact(ctx, r.o, keeper.CompactRequest{OlderThan: "0s"}, func(keeper.CompactStep) error { return nil })
+	}()
+	<-asked
+	return ended
+}
+
+// Stopping and removing a sandbox wait for no caller's operation on its memory.
+func TestLongOperationIsEnded(t *testing.T) {
+	for name, do := range map[string]func(*rig) error{
+		"stop": func(r *rig) error { return r.Record(r.t.Context(), r.o, memory.Cause{Operation: memory.Stopped}) },
+		"rm":   func(r *rig) error { return r.Forget(r.o.ID) },
+		"end":  func(r *rig) error { return r.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ended := r.blocked()
+			if err := do(r); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; !errors.Is(err, keeper.ErrEnded) {
+				t.Errorf("the operation ended with %v", err)
+			}
+		})
+	}
+}
+
+// What was asked about a sandbox shows nothing of the next one that has its name, which
+// may be another tenant's.
+func TestNameIsAnothersNow(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	r.writes("memories/secret.md", "The vault is behind the painting.\n")
+	must(struct{}{}, r.Record(ctx, r.o, memory.Cause{Operation: memory.Found}))(t)
+	r.now.Store("id-of-another")
+	records := len(r.records)
+	for name, do := range map[string]func() error{
+		"search": func() error { _, err := r.Search(ctx, r.o, keeper.Question{Query: "vault"}); return err },
+		"store":  func() error { _, err := r.Store(ctx, r.o, keeper.StoreRequest{Text: "x"}); return err },
+		"record": func() error { return r.Record(ctx, r.o, memory.Cause{Operation: memory.ByCommand}) },
+	} {
+		if err := do(); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(r.records) != records {
+		t.Error("something of it was recorded")
 	}
 }

@@ -40,22 +40,22 @@ type Summarizer = func(context.Context, []layer.Entry) (string, error)
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // reading is in, with what the sandbox has changed recorded, and returns what do does.
-func reading[T any](ctx context.Context, k *Keeper, o memory.Owner, do func(*use) (T, error)) (v T, err error) {
-	err = k.in(ctx, o, func(u *use) error {
+func reading[T any](ctx context.Context, k *Keeper, o memory.Owner, do func(context.Context, *use) (T, error)) (v T, err error) {
+	err = k.in(ctx, o, func(ctx context.Context, u *use) error {
 		if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
 			return err
 		}
-		v, err = do(u)
+		v, err = do(ctx, u)
 		return err
 	})
 	return v, err
 }
 
 // changing is reading of what changes the memory.
-func changing[T any](ctx context.Context, k *Keeper, o memory.Owner, by memory.Operation, do func(*use) (T, error)) (v T, err error) {
-	err = k.in(ctx, o, func(u *use) error {
+func changing[T any](ctx context.Context, k *Keeper, o memory.Owner, by memory.Operation, do func(context.Context, *use) (T, error)) (v T, err error) {
+	err = k.in(ctx, o, func(ctx context.Context, u *use) error {
 		return u.change(ctx, by, func() (err error) {
-			v, err = do(u)
+			v, err = do(ctx, u)
 			return err
 		})
 	})
@@ -91,12 +91,12 @@ func (u *use) untrusted(ctx context.Context, path string) string {
 
 // Tool carries out a command of the memory tool.
 func (k *Keeper) Tool(ctx context.Context, o memory.Owner, input json.RawMessage) (tool.Answer, error) {
-	return changing(ctx, k, o, memory.ByAPI, func(u *use) (tool.Answer, error) { return tool.Run(ctx, u.folder, input), nil })
+	return changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (tool.Answer, error) { return tool.Run(ctx, u.folder, input), nil })
 }
 
 // Search finds places in the files.
 func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Found, error) {
-	return reading(ctx, k, o, func(u *use) ([]Found, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]Found, error) {
 		asked := search.Query{Text: q.Query, Limit: q.Limit, Since: q.Since, Until: q.Until}
 		if q.Type != "" {
 			asked.Types = []string{q.Type}
@@ -115,14 +115,14 @@ func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Foun
 
 // Store adds an entry.
 func (k *Keeper) Store(ctx context.Context, o memory.Owner, r StoreRequest) (layer.Entry, error) {
-	return changing(ctx, k, o, memory.ByAPI, func(u *use) (layer.Entry, error) {
+	return changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (layer.Entry, error) {
 		return u.layers(ctx, r.Session).Store(ctx, r.Text, cmp.Or(r.Type, layer.Observation), r.Metadata)
 	})
 }
 
 // Retrieve finds entries and turns, with a score of relevance.
 func (k *Keeper) Retrieve(ctx context.Context, o memory.Owner, q Question) ([]layer.Scored, error) {
-	return reading(ctx, k, o, func(u *use) ([]layer.Scored, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]layer.Scored, error) {
 		return u.layers(ctx, "").Retrieve(ctx, q.Query, cmp.Or(q.Limit, 10), q.options())
 	})
 }
@@ -133,7 +133,7 @@ func (q Question) options() layer.RetrieveOptions {
 
 // FormatForContext is Retrieve as text for a model.
 func (k *Keeper) FormatForContext(ctx context.Context, o memory.Owner, q Question) (Text, error) {
-	return reading(ctx, k, o, func(u *use) (Text, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Text, error) {
 		text, err := u.layers(ctx, "").FormatForContext(ctx, q.Query, cmp.Or(q.Budget, 2000), q.options())
 		return Text{text}, err
 	})
@@ -141,7 +141,7 @@ func (k *Keeper) FormatForContext(ctx context.Context, o memory.Owner, q Questio
 
 // Prompt is text for a system prompt.
 func (k *Keeper) Prompt(ctx context.Context, o memory.Owner) (Text, error) {
-	return reading(ctx, k, o, func(u *use) (Text, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Text, error) {
 		text, err := u.layers(ctx, "").Prompt(ctx)
 		return Text{text}, err
 	})
@@ -149,7 +149,7 @@ func (k *Keeper) Prompt(ctx context.Context, o memory.Owner) (Text, error) {
 
 // AppendTurn adds a turn to the conversations.
 func (k *Keeper) AppendTurn(ctx context.Context, o memory.Owner, r TurnRequest) error {
-	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {
 		return struct{}{}, u.layers(ctx, r.Session).AppendTurn(ctx, r.Role, r.Content)
 	})
 	return err
@@ -157,7 +157,7 @@ func (k *Keeper) AppendTurn(ctx context.Context, o memory.Owner, r TurnRequest) 
 
 // SetState gives a key of the working state a value.
 func (k *Keeper) SetState(ctx context.Context, o memory.Owner, r StateRequest) error {
-	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {
 		return struct{}{}, u.layers(ctx, "").SetState(ctx, r.Key, r.Value)
 	})
 	return err
@@ -165,7 +165,7 @@ func (k *Keeper) SetState(ctx context.Context, o memory.Owner, r StateRequest) e
 
 // State returns the value of a key.
 func (k *Keeper) State(ctx context.Context, o memory.Owner, r StateRequest) (StateRequest, error) {
-	return reading(ctx, k, o, func(u *use) (StateRequest, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (StateRequest, error) {
 		value, err := u.layers(ctx, "").State(ctx, r.Key)
 		return StateRequest{r.Key, value}, missing(err)
 	})
@@ -173,7 +173,7 @@ func (k *Keeper) State(ctx context.Context, o memory.Owner, r StateRequest) (Sta
 
 // States returns the keys that have values.
 func (k *Keeper) States(ctx context.Context, o memory.Owner) (Keys, error) {
-	return reading(ctx, k, o, func(u *use) (Keys, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Keys, error) {
 		keys, err := u.layers(ctx, "").States(ctx)
 		return Keys{keys}, err
 	})
@@ -181,7 +181,7 @@ func (k *Keeper) States(ctx context.Context, o memory.Owner) (Keys, error) {
 
 // RemoveState removes a key and its value.
 func (k *Keeper) RemoveState(ctx context.Context, o memory.Owner, r StateRequest) error {
-	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {
 		return struct{}{}, missing(u.layers(ctx, "").RemoveState(ctx, r.Key))
 	})
 	return err
@@ -189,12 +189,14 @@ func (k *Keeper) RemoveState(ctx context.Context, o memory.Owner, r StateRequest
 
 // RegisterScript writes a script and its line in the index of scripts.
 func (k *Keeper) RegisterScript(ctx context.Context, o memory.Owner, s layer.Script) (layer.Script, error) {
-	return changing(ctx, k, o, memory.ByAPI, func(u *use) (layer.Script, error) { return u.layers(ctx, "").RegisterScript(ctx, s) })
+	return changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (layer.Script, error) {
+		return u.layers(ctx, "").RegisterScript(ctx, s)
+	})
 }
 
 // FindScripts returns the scripts that match a query; all of them for none.
 func (k *Keeper) FindScripts(ctx context.Context, o memory.Owner, q Question) ([]layer.Script, error) {
-	return reading(ctx, k, o, func(u *use) ([]layer.Script, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]layer.Script, error) {
 		if q.Query == "" {
 			return u.layers(ctx, "").Scripts(ctx)
 		}
@@ -204,7 +206,7 @@ func (k *Keeper) FindScripts(ctx context.Context, o memory.Owner, q Question) ([
 
 // RecordOutcome notes how a run of a script ended.
 func (k *Keeper) RecordOutcome(ctx context.Context, o memory.Owner, r Outcome) error {
-	_, err := changing(ctx, k, o, memory.ByAPI, func(u *use) (struct{}, error) {
+	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {
 		return struct{}{}, missing(u.layers(ctx, "").RecordOutcome(ctx, r.Name, r.OK, r.Note))
 	})
 	return err
@@ -223,7 +225,7 @@ func (k *Keeper) Compact(ctx context.Context, o memory.Owner, r CompactRequest, 
 			cancel(err)
 		}
 	}
-	plan, err := changing(ctx, k, o, memory.Compacted, func(u *use) (layer.Plan, error) {
+	plan, err := changing(ctx, k, o, memory.Compacted, func(ctx context.Context, u *use) (layer.Plan, error) {
 		return u.layers(ctx, "").Compact(ctx, layer.CompactOptions{
 			Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress, Written: u.summarized,
 		})
@@ -250,7 +252,7 @@ func (u *use) summarized(ctx context.Context, s layer.Summary) error {
 
 // Commits returns the newest commits that a request selects.
 func (k *Keeper) Commits(ctx context.Context, o memory.Owner, r HistoryRequest) (Commits, error) {
-	return reading(ctx, k, o, func(u *use) (Commits, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Commits, error) {
 		list, err := u.history.Commits(ctx, history.Filter{
 			Path: r.Path, Since: r.Since, Until: r.Until, After: r.After, Before: r.Before, Limit: r.Limit, Destination: r.Destination,
 		})
@@ -260,7 +262,7 @@ func (k *Keeper) Commits(ctx context.Context, o memory.Owner, r HistoryRequest) 
 
 // Diff compares two versions.
 func (k *Keeper) Diff(ctx context.Context, o memory.Owner, r DiffRequest) ([]history.FileDiff, error) {
-	return reading(ctx, k, o, func(u *use) ([]history.FileDiff, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]history.FileDiff, error) {
 		if r.To == 0 {
 			last, _, err := u.history.Last(ctx)
 			if err != nil {
@@ -274,7 +276,7 @@ func (k *Keeper) Diff(ctx context.Context, o memory.Owner, r DiffRequest) ([]his
 
 // Rollback makes files what they were at a version. What they are now stays a version.
 func (k *Keeper) Rollback(ctx context.Context, o memory.Owner, r RollbackRequest) (c history.Commit, err error) {
-	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (history.Commit, error) {
 		to, err := u.version(ctx, r)
 		if err != nil {
 			return c, err
@@ -312,7 +314,7 @@ func (u *use) told(ctx context.Context, do func() (*history.Commit, error)) (his
 
 // Quarantine takes files out of the memory.
 func (k *Keeper) Quarantine(ctx context.Context, o memory.Owner, r QuarantineRequest) ([]history.Quarantine, error) {
-	return reading(ctx, k, o, func(u *use) (list []history.Quarantine, err error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (list []history.Quarantine, err error) {
 		paths, reason := r.Paths, r.Reason
 		switch {
 		case r.Destination != "" && len(paths) == 0:
@@ -350,12 +352,12 @@ func (u *use) learnedAfter(ctx context.Context, destination string) ([]string, e
 
 // Quarantined lists what is in quarantine.
 func (k *Keeper) Quarantined(ctx context.Context, o memory.Owner) ([]history.Quarantine, error) {
-	return reading(ctx, k, o, func(u *use) ([]history.Quarantine, error) { return u.history.Quarantined(ctx) })
+	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]history.Quarantine, error) { return u.history.Quarantined(ctx) })
 }
 
 // Release puts a file back into the memory.
 func (k *Keeper) Release(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
-	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (history.Commit, error) {
 		return u.told(ctx, func() (*history.Commit, error) {
 			return u.history.Release(ctx, u.folder, r.ID, u.by(ctx, memory.Released))
 		})
@@ -364,14 +366,14 @@ func (k *Keeper) Release(ctx context.Context, o memory.Owner, r QuarantineID) (h
 
 // Discard removes a file from quarantine for good.
 func (k *Keeper) Discard(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
-	return reading(ctx, k, o, func(u *use) (history.Commit, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (history.Commit, error) {
 		return u.told(ctx, func() (*history.Commit, error) { return u.history.Discard(ctx, r.ID, u.by(ctx, memory.Discarded)) })
 	})
 }
 
 // Checkpoint makes a version and says which files have changed since the checkpoint before.
 func (k *Keeper) Checkpoint(ctx context.Context, o memory.Owner) (Checkpoint, error) {
-	return reading(ctx, k, o, func(u *use) (point Checkpoint, err error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (point Checkpoint, err error) {
 		before, err := u.history.Commits(ctx, history.Filter{Operation: string(memory.Checkpoint), Limit: 1})
 		if err != nil {
 			return point, err
@@ -397,7 +399,7 @@ func (k *Keeper) Checkpoint(ctx context.Context, o memory.Owner) (Checkpoint, er
 
 // Verify compares the history with the audit log.
 func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
-	return reading(ctx, k, o, func(u *use) (v Verified, err error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (v Verified, err error) {
 		if err := u.history.Verify(ctx); err != nil {
 			v.Problems = append(v.Problems, err.Error())
 		}

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"time"
 
 	"sallyport/memory"
 	"sallyport/sandbox"
@@ -32,10 +33,15 @@ func (e *entry) memoryOwner() memory.Owner {
 	return memory.Owner{ID: e.Rec.ID, Name: e.Rec.Name, Session: e.Rec.Session, Tenant: e.Rec.Spec.Owner}
 }
 
+// memoryTimeout is for how long what is done to a sandbox waits for a version of its memory.
+const memoryTimeout = 20 * time.Second
+
 // recordMemory keeps what a sandbox's memory is now, before something is done to the
 // sandbox or after it. That goes on where it fails: a version is missing then.
 func (m *Manager) recordMemory(ctx context.Context, e *entry, c memory.Cause) {
-	if err := m.opt.Memories.Record(context.WithoutCancel(ctx), e.memoryOwner(), c); err != nil {
+	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), memoryTimeout)
+	defer done()
+	if err := m.opt.Memories.Record(ctx, e.memoryOwner(), c); err != nil {
 		m.opt.Logger.Error("a version of a sandbox's memory is missing", "sandbox", e.Rec.Name, "operation", c.Operation, "error", err)
 	}
 }
