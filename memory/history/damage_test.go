@@ -374,6 +374,51 @@ func TestManyLargeFiles(t *testing.T) {
 	r.verify()
 }
 
+// A sandbox that renames what it has, time and again, does not fill the host's disk.
+func TestLogIsBounded(t *testing.T) {
+	const most = 2 << 20
+	r := newRig(t, history.Options{MaxLog: most})
+	r.write("bad", "from evil.example")
+	r.record("evil.example")
+	for i := range 400 {
+		r.write(fmt.Sprint("d0/", strings.Repeat("n", 200), i), "")
+	}
+	trimmed := 0
+	for i := range 40 {
+		if i > 0 {
+			r.ok(os.Rename(filepath.Join(r.dir, fmt.Sprint("d", i-1)), filepath.Join(r.dir, fmt.Sprint("d", i))))
+		}
+		r.write("kept", fmt.Sprint(i))
+		c := r.record()
+		if c.Trimmed {
+			trimmed++
+		}
+		r.verify()
+		if data, err := r.Content(t.Context(), memory.DigestOf([]byte(fmt.Sprint(i)))); err != nil || string(data) != fmt.Sprint(i) {
+			t.Fatalf("%q, %v", data, err)
+		}
+	}
+	if trimmed == 0 {
+		t.Error("it was never trimmed")
+	}
+	info, err := os.Stat(r.file())
+	r.ok(err)
+	if info.Size() > 3*most {
+		t.Errorf("the history has %d bytes", info.Size())
+	}
+	if p, err := r.Taint(t.Context(), "bad"); err != nil || len(p.Contacted) != 1 || p.Contacted[0] != "evil.example" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := r.At(t.Context(), 1); !errors.Is(err, history.ErrNoCommit) {
+		t.Errorf("commit 1: %v", err)
+	}
+	last, _, err := r.Last(t.Context())
+	r.ok(err)
+	if now, err := r.At(t.Context(), last.Number); err != nil || len(now) != 404 {
+		t.Errorf("%d entries, %v", len(now), err)
+	}
+}
+
 func TestConcurrent(t *testing.T) {
 	r := newRig(t, history.Options{MaxBytes: 100_000, Key: key(t), Inspect: func(_ context.Context, _ string, data []byte) string {
 		if bytes.Contains(data, []byte("secret")) {

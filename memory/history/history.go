@@ -9,7 +9,8 @@
 // digest with one that is kept elsewhere, such as in the audit log.
 //
 // Contents are kept by their digest, within a bound: older ones that no present file has
-// go first, and the commit says which. Contents in quarantine are sealed with the
+// go first, and the commit says which. The list of commits is bounded too: one that has
+// become too large begins anew, with a commit of all that there is. Contents in quarantine are sealed with the
 // installation's key, have left the memory, and are in no other place of the store.
 //
 // A sandbox may change its memory while it is recorded: a version is then what was read at
@@ -101,6 +102,9 @@ type Commit struct {
 	Changes []Change `json:"changes,omitempty"`
 	// Dropped are contents that the store has not any more from this commit on.
 	Dropped []memory.Digest `json:"dropped,omitempty"`
+	// Trimmed: the commits before it are gone. Its changes are all that there is, and its
+	// cause has all their destinations.
+	Trimmed bool `json:"trimmed,omitempty"`
 	// Incomplete: the memory had more entries than are recorded, or deeper ones.
 	Incomplete bool `json:"incomplete,omitempty"`
 }
@@ -196,6 +200,9 @@ type Options struct {
 	// MaxBytes is the size of all contents that are kept, those in quarantine included;
 	// 0 is 256 MiB.
 	MaxBytes int64
+	// MaxLog is the size of the store besides the contents, in bytes: a commit that takes it
+	// beyond is trimmed; 0 is 256 MiB.
+	MaxLog int64
 	// Inspect returns a reason to quarantine contents, or "". Record asks it before it
 	// stores them. A reason must not tell the secret that was found.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)

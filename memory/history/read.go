@@ -90,6 +90,14 @@ func at(ctx context.Context, q querier, number uint64) (map[string]Version, erro
 	if number > newest.Number {
 		return nil, fmt.Errorf("%w: %d, the last one is %d", ErrNoCommit, number, newest.Number)
 	}
+	there := number == 0
+	err = each(ctx, q, func(func(...any) error) error { there = true; return nil }, "SELECT 1 FROM commits WHERE number = ?", number)
+	if err != nil {
+		return nil, err
+	}
+	if !there {
+		return nil, fmt.Errorf("%w: %d was trimmed", ErrNoCommit, number)
+	}
 	all := map[string]Version{}
 	err = each(ctx, q, func(scan func(...any) error) error {
 		var v Version
@@ -240,6 +248,7 @@ func (s *Store) Verify(ctx context.Context) error {
 		return err
 	}
 	var before Commit
+	trimmed := false // what is in quarantine may be older then
 	kept, state, known, count := map[memory.Digest]bool{}, map[string]Version{}, map[memory.Digest]bool{}, 0
 	err = each(ctx, tx, func(scan func(...any) error) error {
 		var c Commit
@@ -259,8 +268,12 @@ func (s *Store) Verify(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		follows := c.Number == before.Number+1 && c.Parent == before.Digest
+		if before.Number == 0 && c.Trimmed {
+			follows, trimmed = true, true
+		}
 		switch {
-		case c.Number != before.Number+1, c.Parent != before.Digest:
+		case !follows:
 			return damaged("commit %d does not follow commit %d", c.Number, before.Number)
 		case digest != c.Digest, again != head, at != c.Time.UnixNano():
 			return damaged("commit %d has been changed", c.Number)
@@ -336,7 +349,7 @@ func (s *Store) Verify(ctx context.Context) error {
 		if s.o.Key != nil {
 			data, err = s.o.Key.Open(sealed)
 		}
-		if err != nil || !known[q.Digest] || s.o.Key != nil && memory.DigestOf(data) != q.Digest {
+		if err != nil || !known[q.Digest] && !trimmed || s.o.Key != nil && memory.DigestOf(data) != q.Digest {
 			return errors.Join(damaged("quarantined %q is not what was recorded", q.Path), err)
 		}
 		return nil

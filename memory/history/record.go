@@ -302,7 +302,7 @@ func (r *recording) finish(ctx context.Context) (*Commit, error) {
 		}
 		c.Cause = c.Cause.clean()
 	}
-	if err := r.bound(ctx); err != nil {
+	if err := errors.Join(r.bound(ctx), r.trim(ctx)); err != nil {
 		return nil, err
 	}
 	slices.SortFunc(c.Changes, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
@@ -357,5 +357,57 @@ func (r *recording) bound(ctx context.Context) error {
 		}
 		r.commit.Dropped = append(r.commit.Dropped, drop...)
 	}
+	return err
+}
+
+// trim makes the commit the first one if the store is too large without the contents.
+// Each present file may come from any of the destinations then.
+func (r *recording) trim(ctx context.Context) error {
+	var size int64
+	err := r.tx.QueryRowContext(ctx, `SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
+		- (SELECT freelist_count FROM pragma_freelist_count) * (SELECT page_size FROM pragma_page_size)
+		- (SELECT coalesce(sum(size), 0) FROM content) - (SELECT coalesce(sum(length(sealed)), 0) FROM quarantine)`).Scan(&size)
+	if err != nil || size <= r.s.o.MaxLog {
+		return err
+	}
+	state, err := files(ctx, r.tx)
+	if err != nil {
+		return err
+	}
+	c := &r.commit
+	c.Trimmed, c.Dropped, r.purge = true, nil, true
+	err = each(ctx, r.tx, func(scan func(...any) error) error {
+		var before Commit
+		err := scanHead(scan, &before)
+		c.Cause.Contacted = append(c.Cause.Contacted, before.Cause.Contacted...)
+		c.Cause.MoreContacted += before.Cause.MoreContacted
+		return err
+	}, "SELECT number, digest, head FROM commits")
+	if err != nil {
+		return err
+	}
+	c.Cause = c.Cause.clean()
+	own := slices.DeleteFunc(c.Changes, func(x Change) bool { return x.Op != Quarantined })
+	c.Changes = nil
+	for _, q := range []string{
+		"DELETE FROM commits", "DELETE FROM change", "DELETE FROM file",
+	} {
+		if _, err := r.exec(ctx, q); err != nil {
+			return err
+		}
+	}
+	for path, v := range state {
+		x := v.change(path)
+		x.Op, x.Previous, x.Kept = Added, "", v.Kept
+		if err := r.add(ctx, x, v.stamp); err != nil {
+			return err
+		}
+	}
+	for _, x := range own {
+		if err := r.add(ctx, x, memory.Stamp{}); err != nil {
+			return err
+		}
+	}
+	_, err = r.exec(ctx, "DELETE FROM content WHERE digest NOT IN (SELECT digest FROM file)")
 	return err
 }

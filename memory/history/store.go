@@ -58,7 +58,7 @@ type Store struct {
 // deleted is overwritten.
 func source(path, mode string) string {
 	v := url.Values{"mode": {mode}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(full)", "secure_delete(on)", "cache_size(-4096)", "trusted_schema(off)",
+		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(full)", "secure_delete(on)", "cache_size(-4096)", "journal_size_limit(16777216)", "trusted_schema(off)",
 	}}
 	if mode == "ro" {
 		v["_pragma"] = []string{"busy_timeout(5000)", "query_only(on)", "trusted_schema(off)"}
@@ -69,7 +69,7 @@ func source(path, mode string) string {
 // Open opens the history in a file, and makes it if there is none. Its folder must be out
 // of the sandbox's reach.
 func Open(ctx context.Context, path string, o Options) (*Store, error) {
-	o.MaxFile, o.MaxBytes = cmp.Or(o.MaxFile, 1<<20), cmp.Or(o.MaxBytes, 256<<20)
+	o.MaxFile, o.MaxBytes, o.MaxLog = cmp.Or(o.MaxFile, 1<<20), cmp.Or(o.MaxBytes, 256<<20), cmp.Or(o.MaxLog, 256<<20)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

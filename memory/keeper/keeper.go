@@ -360,7 +360,7 @@ func (u *use) putBack(ctx context.Context, c *history.Commit) error {
 			paths = append(paths, ch.Path)
 		}
 	}
-	if len(paths) == 0 {
+	if len(paths) == 0 || c.Trimmed {
 		return nil
 	}
 	_, err := u.told(ctx, func() (*history.Commit, error) {

@@ -412,6 +412,7 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 			return v, err
 		}
 		v.Versions = last.Number
+		first := uint64(0) // of those that are left
 		for after := uint64(0); after < last.Number; {
 			list, err := u.history.Commits(ctx, history.Filter{After: after, Before: after + verifyStep + 1, Limit: verifyStep})
 			if err != nil {
@@ -420,6 +421,9 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 			after += verifyStep
 			for _, c := range list {
 				digest, ok := recorded[c.Number]
+				if ok && digest == c.Digest && c.Trimmed {
+					first = c.Number
+				}
 				delete(recorded, c.Number)
 				switch {
 				case ok && digest == c.Digest:
@@ -430,7 +434,9 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 			}
 		}
 		for number := range recorded {
-			v.Problems = append(v.Problems, fmt.Sprintf("version %d is in the audit log and not in the history", number))
+			if number >= first {
+				v.Problems = append(v.Problems, fmt.Sprintf("version %d is in the audit log and not in the history", number))
+			}
 		}
 		slices.Sort(v.Problems)
 		return v, nil

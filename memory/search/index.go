@@ -97,6 +97,9 @@ func Open(ctx context.Context, path string, o Options) (*Index, error) {
 		}
 	}
 	if err := x.create(ctx); err != nil {
+		if x.db != nil {
+			err = errors.Join(err, x.db.Close())
+		}
 		return nil, fmt.Errorf("making the search index: %w", err)
 	}
 	return x, nil
