@@ -83,6 +83,8 @@ egress:
 	contains(mem("retrieve", demo, "name of the user"), "Ada")
 	contains(mem("context", demo, "name of the user"), "Ada")
 	contains(mem("prompt", demo), "# Memories", "/memory")
+	contains(curl(t, "-sS", "--unix-socket", filepath.Join(r.dir, "run/sallyport.sock"), "http://localhost/v1/sandboxes/demo/memory",
+		"-H", "Content-Type: application/json", "-d", `{"command": "view", "path": "/memories/memories/stack.md"}`).stdout, "PostgreSQL 17", `"is_error":false`)
 	contains(mem("checkpoint", demo), "memories/stack.md")
 	do(demo, "echo x > /memory/plans.md")
 	if out := mem("checkpoint", demo); strings.Contains(out, "stack.md") || !strings.Contains(out, "plans.md") {
