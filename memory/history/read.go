@@ -121,6 +121,12 @@ func (s *Store) NumberAt(ctx context.Context, t time.Time) (number uint64, err e
 	return number, err
 }
 
+// Has says whether a path had the contents of a digest at the last commit.
+func (s *Store) Has(ctx context.Context, path string, d memory.Digest) (has bool, err error) {
+	err = s.read.QueryRowContext(ctx, "SELECT EXISTS(SELECT 1 FROM file WHERE path = ? AND digest = ?)", blob(path), d).Scan(&has)
+	return has, err
+}
+
 // Content returns contents by their digest.
 func (s *Store) Content(ctx context.Context, d memory.Digest) ([]byte, error) {
 	return content(ctx, s.read, d)

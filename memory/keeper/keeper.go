@@ -165,7 +165,17 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
 		}
 	}
 	if s.index == nil {
-		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{Embedder: k.embedder()})
+		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{
+			Embedder: k.embedder(),
+			// The sandbox may have changed a file since it was recorded: what is found has been
+			// inspected, and is what its provenance is of.
+			Inspect: func(ctx context.Context, path string, data []byte) string {
+				if ok, err := s.history.Has(ctx, path, memory.DigestOf(data)); !ok || err != nil {
+					return "not recorded yet"
+				}
+				return ""
+			},
+		})
 	}
 	return err
 }

@@ -57,7 +57,7 @@ type Options struct {
 	// Embedder adds the units that mean what a query means. nil for none.
 	Embedder Embedder
 	// Inspect returns why a file must not be indexed, or "". Such a file is found by its
-	// name only. nil admits all.
+	// name only, and asked about again by the next Update. nil admits all.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)
 	// MaxText is how many bytes of text are indexed. Files beyond that are found by their
 	// names only. 0 is 256 MiB.

@@ -176,8 +176,8 @@ func (w *writer) file(e memory.Entry, k known) error {
 		if err != nil || int64(len(data)) > most || !isText(data) {
 			data = nil
 		}
-		if inspect := w.index.options.Inspect; inspect != nil && inspect(w.ctx, e.Path, data) != "" {
-			data = nil
+		if inspect := w.index.options.Inspect; data != nil && inspect != nil && inspect(w.ctx, e.Path, data) != "" {
+			data, e.Stamp.Changed = nil, -1 // the next Update asks again
 		}
 	}
 	w.total += int64(len(data))
