@@ -19,6 +19,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/must"
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -289,7 +290,10 @@ func (r *rig) belongings() map[string][]string {
 		has[kind], _ = filepath.Glob(filepath.Join(r.dir, pattern))
 	}
 	// It is made with the first, and clear looks into it.
-	has["files"] = slices.DeleteFunc(has["files"], func(path string) bool { return filepath.Base(path) == "snapshots" })
+	// What is kept of a sandbox's memory is its own from the first use on.
+	has["files"] = slices.DeleteFunc(has["files"], func(path string) bool {
+		return filepath.Base(path) == "snapshots" || slices.Contains(memory.HostFiles(), filepath.Base(path))
+	})
 	has["pins"], _ = filepath.Glob("/sys/fs/bpf/sallyport/*/*")
 	has["mounts"] = mountsBelow(r.dir)
 	slices.Sort(has["mounts"])
