@@ -266,6 +266,16 @@ func (k *Keeper) Forget(id string) error {
 	return s.close()
 }
 
+// Interrupt ends the operation on the memory of a sandbox that goes on, if one does.
+func (k *Keeper) Interrupt(id string) {
+	k.mu.Lock()
+	s := k.of[id]
+	k.mu.Unlock()
+	if s != nil {
+		k.interrupt(s)
+	}
+}
+
 // interrupt ends the operation that has the turn.
 func (k *Keeper) interrupt(s *store) {
 	k.mu.Lock()

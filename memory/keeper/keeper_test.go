@@ -393,9 +393,10 @@ func (r *rig) blocked() (ended chan error) {
 // Stopping and removing a sandbox wait for no caller's operation on its memory.
 func TestLongOperationIsEnded(t *testing.T) {
 	for name, do := range map[string]func(*rig) error{
-		"stop": func(r *rig) error { return r.Record(r.t.Context(), r.o, memory.Cause{Operation: memory.Stopped}) },
-		"rm":   func(r *rig) error { return r.Forget(r.o.ID) },
-		"end":  func(r *rig) error { return r.Close() },
+		"stop":                         func(r *rig) error { return r.Record(r.t.Context(), r.o, memory.Cause{Operation: memory.Stopped}) },
+		"rm":                           func(r *rig) error { return r.Forget(r.o.ID) },
+		"rm, before its disk is taken": func(r *rig) error { r.Interrupt(r.o.ID); return nil },
+		"end":                          func(r *rig) error { return r.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -216,6 +216,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer m.release(e)
+	m.opt.Memories.Interrupt(e.Rec.ID)
 	if e.state.Live() {
 		if err := m.halt(ctx, e, "being removed"); err != nil {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)

@@ -16,6 +16,9 @@ type Memories interface {
 	Record(context.Context, memory.Owner, memory.Cause) error
 	// Inherit gives a child the versions of its parent.
 	Inherit(ctx context.Context, parent, child memory.Owner) error
+	// Interrupt ends what goes on with the memory of a sandbox, by its ID, which holds the
+	// sandbox's disk.
+	Interrupt(id string)
 }
 
 // noMemories keeps nothing.
@@ -24,6 +27,7 @@ type noMemories struct{}
 func (noMemories) Changed(context.Context, memory.Owner, memory.Cause)       {}
 func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error  { return nil }
 func (noMemories) Inherit(context.Context, memory.Owner, memory.Owner) error { return nil }
+func (noMemories) Interrupt(string)                                          {}
 
 func memoryOwner(i sandbox.Info) memory.Owner {
 	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}
