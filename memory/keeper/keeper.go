@@ -152,7 +152,7 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 	return context.Cause(ctx)
 }
 
-// open opens a store's files, unless they are.
+// open opens a store's history, unless it is.
 func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
 	if s.history == nil {
 		if s.history, err = history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
@@ -164,20 +164,37 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
 			return err
 		}
 	}
-	if s.index == nil {
-		s.index, err = search.Open(ctx, filepath.Join(dir, memory.IndexFile), search.Options{
-			Embedder: k.embedder(),
+	return nil
+}
+
+// index is the search index of the memory in use. It opens the file at the first question:
+// a command, a snapshot and a fork only record.
+type index struct{ *use }
+
+// Update implements layer.Searcher.
+func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Progress) (err error) {
+	if x.use.index == nil {
+		x.use.index, err = search.Open(ctx, filepath.Join(x.keeper.o.Dir, x.owner.Name, memory.IndexFile), search.Options{
+			Embedder: x.keeper.embedder(),
 			// The sandbox may have changed a file since it was recorded: what is found has been
 			// inspected, and is what its provenance is of.
 			Inspect: func(ctx context.Context, path string, data []byte) string {
-				if ok, err := s.history.Has(ctx, path, memory.DigestOf(data)); !ok || err != nil {
+				if ok, err := x.history.Has(ctx, path, memory.DigestOf(data)); !ok || err != nil {
 					return "not recorded yet"
 				}
 				return ""
 			},
 		})
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return x.use.index.Update(ctx, f, progress)
+}
+
+// Search implements layer.Searcher. Update comes first.
+func (x index) Search(ctx context.Context, q search.Query) ([]search.Hit, error) {
+	return x.use.index.Search(ctx, q)
 }
 
 // embedder is the model of the embeddings, if there is one. The log has what it fails with:

@@ -65,7 +65,7 @@ func changing[T any](ctx context.Context, k *Keeper, o memory.Owner, by memory.O
 // layers are the memory's, for a session of the agent's.
 func (u *use) layers(ctx context.Context, session string) *layer.Layers {
 	return &layer.Layers{
-		Folder: u.folder, Search: u.index, Session: cmp.Or(session, u.owner.Session),
+		Folder: u.folder, Search: index{u}, Session: cmp.Or(session, u.owner.Session),
 		Trust: func(path string) string { return u.untrusted(ctx, path) },
 	}
 }
