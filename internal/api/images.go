@@ -32,22 +32,31 @@ func (h *handler) pullImage(w http.ResponseWriter, r *http.Request) {
 		h.writeProblem(w, r, err)
 		return
 	}
+	streamSteps(h, w, r, func(p *Problem) client.ImagePull { return client.ImagePull{Problem: p} }, func(say func(client.ImagePull) error) error {
+		i, err := h.opt.Sandboxes.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
+		if err == nil {
+			_ = say(client.ImagePull{Image: &i}) // the client is gone if this fails
+		}
+		return err
+	})
+}
+
+// streamSteps streams the lines of JSON that do says, each at once. An error before the
+// first line is a problem; a later one is the last line.
+func streamSteps[T any](h *handler, w http.ResponseWriter, r *http.Request, failed func(*Problem) T, do func(say func(T) error) error) {
 	lines, control, begun := json.NewEncoder(w), http.NewResponseController(w), false
-	say := func(p client.ImagePull) error {
+	say := func(line T) error {
 		if !begun {
 			begun = true
 			w.Header().Set("Content-Type", "application/x-ndjson")
 		}
 		_ = control.SetWriteDeadline(time.Now().Add(streamWithin)) // what has none is a test's
-		return errors.Join(lines.Encode(p), control.Flush())
+		return errors.Join(lines.Encode(line), control.Flush())
 	}
-	i, err := h.opt.Sandboxes.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
-	switch {
+	switch err := do(say); {
 	case err != nil && !begun:
 		h.writeProblem(w, r, err)
 	case err != nil:
-		_ = say(client.ImagePull{Problem: h.problemFor(r, err)})
-	default:
-		_ = say(client.ImagePull{Image: &i})
+		_ = say(failed(h.problemFor(r, err)))
 	}
 }

@@ -3,17 +3,16 @@ package api
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
 
 	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
 	"sallyport/memory/tool"
 	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
 // memoryRoutes are the operations on the memory of a sandbox. Each is a POST of JSON whose
@@ -69,7 +68,7 @@ func ofMemory[In, Out any](h *handler, do func(*keeper.Keeper, context.Context, 
 
 func (h *handler) memoryOwner(r *http.Request) (memory.Owner, error) {
 	i, err := h.sandbox(r)
-	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}, err
+	return manager.MemoryOwner(i), err
 }
 
 // nothing is an operation that answers nothing.
@@ -134,22 +133,9 @@ func (h *handler) compactMemory(w http.ResponseWriter, r *http.Request) {
 	}
 	type line struct {
 		keeper.CompactStep
-		Problem any `json:"problem,omitempty"`
+		Problem *Problem `json:"problem,omitempty"`
 	}
-	lines, control, begun := json.NewEncoder(w), http.NewResponseController(w), false
-	say := func(l line) error {
-		if !begun {
-			begun = true
-			w.Header().Set("Content-Type", "application/x-ndjson")
-		}
-		_ = control.SetWriteDeadline(time.Now().Add(streamWithin)) // what has none is a test's
-		return errors.Join(lines.Encode(l), control.Flush())
-	}
-	err = h.opt.Memory.Compact(r.Context(), o, in, func(s keeper.CompactStep) error { return say(line{CompactStep: s}) })
-	switch {
-	case err != nil && !begun:
-		h.writeProblem(w, r, err)
-	case err != nil:
-		_ = say(line{Problem: h.problemFor(r, err)})
-	}
+	streamSteps(h, w, r, func(p *Problem) line { return line{Problem: p} }, func(say func(line) error) error {
+		return h.opt.Memory.Compact(r.Context(), o, in, func(s keeper.CompactStep) error { return say(line{CompactStep: s}) })
+	})
 }

@@ -107,7 +107,7 @@ func (m *Manager) runAttached(ctx context.Context, name string, c sandbox.Comman
 	began := now()
 	end, err := run(agent, w)
 	m.recordCommand(ctx, info, c, howEnded(end, err), err == nil && end.Code == 0, began)
-	m.opt.Memories.Changed(ctx, memoryOwner(info), memory.Cause{Operation: memory.ByCommand, Command: programOf(c)})
+	m.opt.Memories.Changed(ctx, MemoryOwner(info), memory.Cause{Operation: memory.ByCommand, Command: programOf(c)})
 	if code, why, unable := unstarted(err); unable {
 		if stderr != nil {
 			if _, err := fmt.Fprintf(stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {

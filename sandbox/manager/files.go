@@ -121,7 +121,7 @@ func (f *Files) call(ctx context.Context, doing, file, method, target string, in
 // written tells that the memory may be another one now.
 func (f *Files) written(ctx context.Context) {
 	if i, err := f.m.Get(f.name); err == nil {
-		f.m.opt.Memories.Changed(ctx, memoryOwner(i), memory.Cause{Operation: memory.ByAPI})
+		f.m.opt.Memories.Changed(ctx, MemoryOwner(i), memory.Cause{Operation: memory.ByAPI})
 	}
 }
 

@@ -29,7 +29,8 @@ func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error  { r
 func (noMemories) Inherit(context.Context, memory.Owner, memory.Owner) error { return nil }
 func (noMemories) Interrupt(string)                                          {}
 
-func memoryOwner(i sandbox.Info) memory.Owner {
+// MemoryOwner is the sandbox that a memory is of.
+func MemoryOwner(i sandbox.Info) memory.Owner {
 	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}
 }
 
