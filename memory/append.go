@@ -14,7 +14,7 @@ import (
 // write(2) and makes the file if there is none. A last line that is not ended stays a line
 // of its own. Several processes may append at the same time.
 func (f *Folder) AppendLine(name string, line []byte) error {
-	if len(line) >= maxFile {
+	if len(line) >= MaxFile {
 		return fmt.Errorf("%q: %w", name, ErrTooLarge)
 	}
 	err := f.appendLine(name, line)
@@ -68,7 +68,7 @@ func (f *Folder) ReadPart(name string, offset, n int64) (part []byte, size int64
 	if size = info.Size(); offset < 0 {
 		offset = max(0, size+offset)
 	}
-	part = make([]byte, max(0, min(n, maxFile, size-offset)))
+	part = make([]byte, max(0, min(n, MaxFile, size-offset)))
 	got, err := file.ReadAt(part, offset)
 	if err != nil && err != io.EOF {
 		return nil, 0, fmt.Errorf("%q: %w", name, cause(err))

@@ -26,8 +26,8 @@ var (
 	ErrChanged = errors.New("the file has been changed meanwhile")
 )
 
-// maxFile is the size of the largest file that is read or written, in bytes.
-const maxFile = 16 << 20
+// MaxFile is the size of the largest file that is read or written, in bytes.
+const MaxFile = 16 << 20
 
 // Folder is the memory of one sandbox, opened on the host. It is safe for concurrent use,
 // while the sandbox uses it too. Only one Folder may write to a memory at a time. Names are relative to the memory, with slashes; links on the way
@@ -104,11 +104,11 @@ func (f *Folder) openAs(name string, flags int) (*os.File, error) {
 
 // readAll reads a file, which may grow meanwhile.
 func readAll(file *os.File, name string) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(file, MaxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", name, cause(err))
 	}
-	if len(data) > maxFile {
+	if len(data) > MaxFile {
 		return nil, fmt.Errorf("%q: %w: read it inside the sandbox", name, ErrTooLarge)
 	}
 	return data, nil
@@ -124,7 +124,7 @@ func (f *Folder) Write(name string, data []byte, old Digest) error {
 	if err != nil {
 		return err
 	}
-	if len(data) > maxFile {
+	if len(data) > MaxFile {
 		return fmt.Errorf("%q: %w", name, ErrTooLarge)
 	}
 	parent, err := f.parent(name)

@@ -72,7 +72,7 @@ egress:
 
 	do(demo, "mkdir -p /memory/memories && echo 'The database is PostgreSQL 17.' > /memory/memories/stack.md")
 	first := commits(demo).Commits[0]
-	if first.Cause.Operation != string(memory.ByCommand) || first.Cause.Command != "sh" || len(first.Cause.Contacted) > 0 {
+	if first.Cause.Operation != memory.ByCommand || first.Cause.Command != "sh" || len(first.Cause.Contacted) > 0 {
 		t.Errorf("the first version is by %+v", first.Cause)
 	}
 	mem("store", demo, "The user's name is Ada.", "--type", "preference")

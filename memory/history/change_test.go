@@ -38,7 +38,7 @@ func TestRollback(t *testing.T) {
 	// One file.
 	c, err := r.Rollback(t.Context(), r.f, history.Target{To: first, Paths: []string{"a/one"}}, history.Cause{Caller: "operator"})
 	r.ok(err)
-	if got := short(c.Changes); got != `changed file "a/one"` || c.Cause.Operation != history.OpRollback || c.Cause.FromCommit != first || c.Cause.Caller != "operator" {
+	if got := short(c.Changes); got != `changed file "a/one"` || c.Cause.Operation != memory.RolledBack || c.Cause.FromCommit != first || c.Cause.Caller != "operator" {
 		t.Errorf("%s by %+v", got, c.Cause)
 	}
 	want := map[string]string{}
@@ -226,7 +226,7 @@ func TestSecrets(t *testing.T) {
 	r.ok(os.Remove(filepath.Join(r.dir, list[i].Path)))
 	c, err = r.Release(t.Context(), r.f, list[i].ID, history.Cause{Caller: "operator"})
 	r.ok(err)
-	if c.Cause.Operation != history.OpRelease || len(c.Changes) != 1 || c.Changes[0].Path != list[i].Path || !c.Changes[0].Kept {
+	if c.Cause.Operation != memory.Released || len(c.Changes) != 1 || c.Changes[0].Path != list[i].Path || !c.Changes[0].Kept {
 		t.Errorf("%+v", c)
 	}
 	if data, err := r.f.Read(list[i].Path); err != nil || !strings.Contains(string(data), all["generic"]) {
@@ -244,7 +244,7 @@ func TestSecrets(t *testing.T) {
 	j := slices.IndexFunc(list, func(q history.Quarantine) bool { return paths[q.Path] == "github" })
 	c, err = r.Discard(t.Context(), list[j].ID, history.Cause{Caller: "operator"})
 	r.ok(err)
-	if c.Cause.Operation != history.OpDiscard || len(c.Changes) != 1 || c.Changes[0].Op != history.Discarded || c.Changes[0].Path != list[j].Path {
+	if c.Cause.Operation != memory.Discarded || len(c.Changes) != 1 || c.Changes[0].Op != history.Discarded || c.Changes[0].Path != list[j].Path {
 		t.Errorf("%+v", c)
 	}
 	for _, id := range []uint64{list[i].ID, list[j].ID, 0, 1000} {
@@ -278,11 +278,11 @@ func TestRecheck(t *testing.T) {
 	r.record()
 	r.write("a.md", "clean")
 	r.record()
-	if c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: history.OpQuarantine}); c != nil || err != nil {
+	if c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: memory.Quarantined}); c != nil || err != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
 	known = append(known, []byte("open sesame"))
-	c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: history.OpQuarantine})
+	c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: memory.Quarantined})
 	r.ok(err)
 	if short(c.Changes) != `quarantined file "copy.md", quarantined file "long.md"` || len(c.Dropped) != 2 {
 		t.Errorf("%s, dropped %v", short(c.Changes), c.Dropped)
@@ -308,7 +308,7 @@ func TestQuarantine(t *testing.T) {
 	r.write("good.md", "the same")
 	r.write("bad/empty", "")
 	r.record("evil.example")
-	c, err := r.Quarantine(t.Context(), r.f, []string{"bad", "bad/a.md"}, "it talked to evil.example", history.Cause{Operation: history.OpQuarantine})
+	c, err := r.Quarantine(t.Context(), r.f, []string{"bad", "bad/a.md"}, "it talked to evil.example", history.Cause{Operation: memory.Quarantined})
 	r.ok(err)
 	if got := short(c.Changes); got != `quarantined file "bad/a.md", quarantined file "bad/b.md", quarantined file "bad/empty"` {
 		t.Error(got)
@@ -400,7 +400,7 @@ func TestCopy(t *testing.T) {
 	f, err := memory.Open(memory.Dir(child))
 	r.ok(err)
 	defer f.Close()
-	c, err := s.Record(t.Context(), f, history.Cause{Operation: history.OpFork, From: "parent", FromCommit: at})
+	c, err := s.Record(t.Context(), f, history.Cause{Operation: memory.Forked, From: "parent", FromCommit: at})
 	r.ok(err)
 	if c == nil || c.Number != at+1 || c.Cause.From != "parent" || c.Cause.FromCommit != at {
 		t.Fatalf("%+v", c)

@@ -50,7 +50,7 @@ func writeOn(sandbox string) error {
 				return err
 			}
 		}
-		c, err := s.Record(ctx, f, history.Cause{Operation: history.OpCommand})
+		c, err := s.Record(ctx, f, history.Cause{Operation: memory.ByCommand})
 		if err != nil {
 			return err
 		}
@@ -438,7 +438,7 @@ func TestConcurrent(t *testing.T) {
 				}
 				err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600)
 				if err == nil {
-					_, err = r.Record(t.Context(), r.f, history.Cause{Operation: history.OpAPI})
+					_, err = r.Record(t.Context(), r.f, history.Cause{Operation: memory.ByAPI})
 				}
 				if err != nil {
 					t.Error(err)

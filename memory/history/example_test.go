@@ -41,8 +41,8 @@ func Example() {
 			log.Fatal(err)
 		}
 	}
-	record("Ask first.\n", history.Cause{Operation: history.OpCommand, Command: "sh"})
-	record("Never ask.\n", history.Cause{Operation: history.OpCommand, Command: "curl", Contacted: []string{"evil.example"}})
+	record("Ask first.\n", history.Cause{Operation: memory.ByCommand, Command: "sh"})
+	record("Never ask.\n", history.Cause{Operation: memory.ByCommand, Command: "curl", Contacted: []string{"evil.example"}})
 
 	first, err := h.Since(ctx, "evil.example")
 	if err != nil {

@@ -44,22 +44,6 @@ var (
 	ErrDamaged = errors.New("the history is damaged")
 )
 
-// Operations of a Cause.
-const (
-	OpCommand    = "command"
-	OpAPI        = "api"
-	OpSnapshot   = "snapshot"
-	OpRestore    = "restore"
-	OpFork       = "fork"
-	OpRollback   = "rollback"
-	OpCompact    = "compact"
-	OpQuarantine = "quarantine"
-	OpRelease    = "release"
-	OpDiscard    = "discard"
-	OpCheckpoint = "checkpoint"
-	OpFound      = "found" // it was found so: by nothing that is known
-)
-
 // Ops of a Change.
 const (
 	Added   = "added"
@@ -73,10 +57,10 @@ const (
 
 // Cause says what made the changes of a commit.
 type Cause struct {
-	Operation string `json:"operation"`
-	Caller    string `json:"caller,omitempty"`
-	Command   string `json:"command,omitempty"` // the program's name
-	Session   string `json:"session,omitempty"`
+	Operation memory.Operation `json:"operation"`
+	Caller    string           `json:"caller,omitempty"`
+	Command   string           `json:"command,omitempty"` // the program's name
+	Session   string           `json:"session,omitempty"`
 	// Contacted are destinations that the sandbox contacted since the commit before,
 	// sorted; there were MoreContacted others.
 	Contacted     []string `json:"contacted,omitempty"`
@@ -141,12 +125,12 @@ type Version struct {
 type Filter struct {
 	// Path is of a file, or of a folder with all below it.
 	Path         string
-	Since, Until time.Time // both included
-	After        uint64    // only commits with a larger number
-	Before       uint64    // only commits with a smaller number; 0 is any
-	Limit        int       // the newest so many, at most 1000; 0 is 100
-	Operation    string    // of the cause
-	Destination  string    // only commits that name it in their cause
+	Since, Until time.Time        // both included
+	After        uint64           // only commits with a larger number
+	Before       uint64           // only commits with a smaller number; 0 is any
+	Limit        int              // the newest so many, at most 1000; 0 is 100
+	Operation    memory.Operation // of the cause
+	Destination  string           // only commits that name it in their cause
 }
 
 // FileDiff is how one path differs between two commits.

@@ -92,7 +92,7 @@ func (r *rig) ok(err error) {
 // record commits what must have changed.
 func (r *rig) record(contacted ...string) *history.Commit {
 	r.t.Helper()
-	c, err := r.Record(r.t.Context(), r.f, history.Cause{Operation: history.OpCommand, Command: "sh", Contacted: contacted})
+	c, err := r.Record(r.t.Context(), r.f, history.Cause{Operation: memory.ByCommand, Command: "sh", Contacted: contacted})
 	r.ok(err)
 	if c == nil {
 		r.t.Fatal("no commit")
@@ -201,7 +201,7 @@ func TestVersions(t *testing.T) {
 		if err := s.do(); err != nil {
 			t.Fatalf("%s: %v", s.name, err)
 		}
-		c, err := r.Record(t.Context(), r.f, history.Cause{Operation: history.OpCommand})
+		c, err := r.Record(t.Context(), r.f, history.Cause{Operation: memory.ByCommand})
 		if err != nil {
 			t.Fatalf("%s: %v", s.name, err)
 		}
@@ -263,7 +263,7 @@ func TestDigest(t *testing.T) {
 	r.write("a\xff<&\u2028", "1")
 	r.write("a\xfe<&\u2028", "1")
 	r.ok(os.Symlink("a\xff", filepath.Join(r.dir, "l\xff")))
-	c, err := r.Record(t.Context(), r.f, history.Cause{Operation: history.OpAPI, Caller: "a\xff", Contacted: []string{"b.example", "a.example", "b.example"}})
+	c, err := r.Record(t.Context(), r.f, history.Cause{Operation: memory.ByAPI, Caller: "a\xff", Contacted: []string{"b.example", "a.example", "b.example"}})
 	r.ok(err)
 	text, err := json.Marshal(c)
 	r.ok(err)

@@ -135,7 +135,7 @@ func (v file) change(path string) Change {
 
 // found is the cause of what is recorded before c is done.
 func found(c Cause) Cause {
-	c.Operation, c.From, c.FromCommit = OpFound, "", 0
+	c.Operation, c.From, c.FromCommit = memory.Found, "", 0
 	return c
 }
 
@@ -298,7 +298,7 @@ func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Caus
 	if err := f.Chmod(q.Path, parseMode(q.Mode)); err != nil {
 		return nil, err
 	}
-	c.Operation = OpRelease
+	c.Operation = memory.Released
 	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
 		r.allowed = q.Digest
 		if err := r.scan(ctx); err != nil {
@@ -313,7 +313,7 @@ func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Caus
 func (s *Store) Discard(ctx context.Context, id uint64, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.Operation = OpDiscard
+	c.Operation = memory.Discarded
 	return s.change(ctx, nil, c, func(ctx context.Context, r *recording) error {
 		err := fmt.Errorf("%d: %w", id, ErrNoQuarantine)
 		var q Quarantine

@@ -18,7 +18,6 @@ import (
 
 const (
 	maxEntries      = 100_000   // that are recorded
-	maxRead         = 16 << 20  // bytes of a file that memory.Folder reads
 	maxReadings     = 256 << 20 // bytes that a commit reads; the next one reads the other files
 	maxDestinations = 100       // that a cause lists
 	// settled is how long a time of change must have passed before another one is sure to
@@ -110,7 +109,8 @@ func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(c
 
 // clean makes a cause that JSON has one text for.
 func (c Cause) clean() Cause {
-	for _, s := range []*string{&c.Operation, &c.Caller, &c.Command, &c.From} {
+	c.Operation = memory.Operation(strings.ToValidUTF8(string(c.Operation), "\uFFFD"))
+	for _, s := range []*string{&c.Caller, &c.Command, &c.From} {
 		*s = strings.ToValidUTF8(*s, "\uFFFD")
 	}
 	var all []string
@@ -194,7 +194,7 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 	switch {
 	case e.Kind == memory.KindLink:
 		c.Target, err = r.f.Readlink(e.Path)
-	case e.Kind != memory.KindFile || e.Size > maxRead:
+	case e.Kind != memory.KindFile || e.Size > memory.MaxFile:
 	case r.read > maxReadings:
 		if e.Stamp.Changed = -e.Stamp.Changed; was && e.Stamp.Changed < 0 && old.same(e) {
 			return true, nil // nor has it been read before
@@ -250,7 +250,7 @@ func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string,
 	released := false
 	err := each(ctx, r.tx, func(func(...any) error) error { released = true; return nil },
 		"SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
-		c.Digest, Added, OpRelease)
+		c.Digest, Added, memory.Released)
 	if err != nil || released {
 		return "", err
 	}
@@ -292,7 +292,7 @@ func (r *recording) add(ctx context.Context, c Change, stamp memory.Stamp) error
 // commit.
 func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	c := &r.commit
-	always := c.Cause.Operation == OpFork || c.Cause.Operation == OpRestore || c.Cause.Operation == OpCheckpoint
+	always := c.Cause.Operation == memory.Forked || c.Cause.Operation == memory.Restored || c.Cause.Operation == memory.Checkpoint
 	if len(c.Changes) == 0 && len(c.Dropped) == 0 && !always {
 		return nil, nil
 	}

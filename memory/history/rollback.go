@@ -132,7 +132,7 @@ func (d *FileDiff) compare(ctx context.Context, q querier) error {
 func (s *Store) Rollback(ctx context.Context, f *memory.Folder, t Target, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.Operation, c.FromCommit = OpRollback, t.To
+	c.Operation, c.FromCommit = memory.RolledBack, t.To
 	for try := 0; ; try++ {
 		if _, err := s.record(ctx, f, found(c), ""); err != nil {
 			return nil, err

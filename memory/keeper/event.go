@@ -29,7 +29,7 @@ func (k *Keeper) tell(ctx context.Context, o memory.Owner, c *history.Commit) er
 		e.Unmapped.Sallyport.Memory = changed.Unmapped.Sallyport.Memory
 		audit.Attribute(ctx, e)
 		err = errors.Join(err, k.o.Record(e))
-		if c.Cause.Operation != string(memory.Quarantined) {
+		if c.Cause.Operation != memory.Quarantined {
 			err = errors.Join(err, k.o.Record(audit.Finding(audit.FindingInMemory, e)))
 		}
 	}
@@ -46,7 +46,7 @@ func event(o memory.Owner, state string) *audit.Event {
 
 // detail says what made a commit, in words.
 func detail(c *history.Commit) string {
-	by := c.Cause.Operation
+	by := string(c.Cause.Operation)
 	switch {
 	case c.Cause.Command != "":
 		by = "by " + c.Cause.Command

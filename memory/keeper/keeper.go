@@ -413,9 +413,9 @@ func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
 	pending := u.pending
 	u.pending, u.noted = nil, false
 	k.mu.Unlock()
-	cause := history.Cause{Operation: string(c.Operation), Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
+	cause := history.Cause{Operation: c.Operation, Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
 	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {
-		cause.Operation, cause.Caller, cause.From = string(pending[0].Operation), pending[0].caller, pending[0].From
+		cause.Operation, cause.Caller, cause.From = pending[0].Operation, pending[0].caller, pending[0].From
 		var commands []string
 		for _, p := range pending {
 			if p.Command != "" && !slices.Contains(commands, p.Command) {

@@ -374,7 +374,7 @@ func (k *Keeper) Discard(ctx context.Context, o memory.Owner, r QuarantineID) (h
 // Checkpoint makes a version and says which files have changed since the checkpoint before.
 func (k *Keeper) Checkpoint(ctx context.Context, o memory.Owner) (Checkpoint, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (point Checkpoint, err error) {
-		before, err := u.history.Commits(ctx, history.Filter{Operation: string(memory.Checkpoint), Limit: 1})
+		before, err := u.history.Commits(ctx, history.Filter{Operation: memory.Checkpoint, Limit: 1})
 		if err != nil {
 			return point, err
 		}

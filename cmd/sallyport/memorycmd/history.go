@@ -75,12 +75,12 @@ func reason(c history.Change) string {
 
 // cause says in words what made a version.
 func cause(c history.Cause) string {
-	text := c.Operation
+	text := string(c.Operation)
 	if c.From != "" {
 		text += " " + terminal.Escape(c.From)
 	}
 	if c.Command != "" {
-		if c.Operation != string(memory.ByCommand) {
+		if c.Operation != memory.ByCommand {
 			text += ", command"
 		}
 		text += " " + terminal.Escape(c.Command)
