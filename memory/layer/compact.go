@@ -320,5 +320,5 @@ func join(reasons, more string) string {
 	if more == "" || slices.Contains(strings.Split(reasons, "; "), more) {
 		return reasons
 	}
-	return clip(strings.TrimPrefix(reasons+"; "+more, "; "), 512)
+	return memory.Clip(strings.TrimPrefix(reasons+"; "+more, "; "), 512)
 }

@@ -69,7 +69,7 @@ type front struct {
 func (l *Layers) Store(ctx context.Context, observation, kind string, metadata map[string]string) (Entry, error) {
 	e := Entry{Type: kind, Time: l.now().Truncate(time.Second), Session: l.Session, Metadata: metadata, Text: strings.TrimSpace(observation)}
 	if !slices.Contains(Types, kind) {
-		return Entry{}, invalid("the type %q: a type is one of %s", clip(kind, 64), strings.Join(Types, ", "))
+		return Entry{}, invalid("the type %q: a type is one of %s", memory.Clip(kind, 64), strings.Join(Types, ", "))
 	}
 	if err := errors.Join(validText("the observation", e.Text, maxText), l.validSession()); err != nil {
 		return Entry{}, err
@@ -79,7 +79,7 @@ func (l *Layers) Store(ctx context.Context, observation, kind string, metadata m
 	}
 	for key, value := range metadata {
 		if !plainName.MatchString(key) || len(value) > 1<<10 || !utf8.ValidString(value) {
-			return Entry{}, invalid("the metadata %q: a key has 1 to 128 of the characters A-Z a-z 0-9 . _ -, a value at most 1024 bytes of UTF-8", clip(key, 256))
+			return Entry{}, invalid("the metadata %q: a key has 1 to 128 of the characters A-Z a-z 0-9 . _ -, a value at most 1024 bytes of UTF-8", memory.Clip(key, 256))
 		}
 	}
 	var err error = fs.ErrExist
@@ -161,7 +161,7 @@ func parse(name string, data []byte, modified time.Time) (Entry, front) {
 		e.ID = f.ID
 	}
 	e.Type, e.Time, e.Session, e.Metadata = f.Type, at.UTC(), f.Session, f.Metadata
-	e.Untrusted = clip(terminal.Escape(f.Untrusted), 512)
+	e.Untrusted = memory.Clip(terminal.Escape(f.Untrusted), 512)
 	e.Text = strings.TrimSpace(string(head[end+len("---\n"):]))
 	return e, f
 }

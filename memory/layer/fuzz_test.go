@@ -36,7 +36,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add("\r\n## a.sh", "## a.sh - SHA-256: x")
 	f.Fuzz(func(t *testing.T, text, description string) {
 		s := s
-		s.Description = clip(oneLine(description), maxLine)
+		s.Description = memory.Clip(oneLine(description), maxLine)
 		var whole, rest strings.Builder
 		before := parseIndex(text)
 		for i, p := range before {

@@ -61,7 +61,7 @@ func (l *Layers) untrusted(path string) string {
 	if l.Trust == nil {
 		return ""
 	}
-	return clip(terminal.Escape(l.Trust(path)), 512)
+	return memory.Clip(terminal.Escape(l.Trust(path)), 512)
 }
 
 // Find updates the index and asks it. One that has not all of a very large memory, or
@@ -124,14 +124,3 @@ func validText(what, s string, most int) error {
 }
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-
-// clip is the beginning of a text, at most n bytes, in whole characters.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
-}

@@ -69,7 +69,7 @@ func (l *Layers) Retrieve(ctx context.Context, query string, n int, o RetrieveOp
 			if err != nil {
 				return nil, err
 			}
-			s.Text = clip(s.Text, maxText)
+			s.Text = memory.Clip(s.Text, maxText)
 		}
 		if seen[key] || o.TrustedOnly && s.Untrusted != "" || o.Type != "" && s.Type != o.Type {
 			continue
@@ -119,7 +119,7 @@ func (s Scored) block() string {
 	fmt.Fprintf(&b, "\n[%s, %s, %s]\n%s", s.Time.Format(time.DateOnly), field(s.Type), field(s.ID), mark(s.Untrusted))
 	text := s.Text
 	if len(text) > maxShown {
-		text = clip(s.Passage, maxShown)
+		text = memory.Clip(s.Passage, maxShown)
 	}
 	b.WriteString(quoted(text))
 	if len(text) < len(s.Text) {
@@ -129,7 +129,7 @@ func (s Scored) block() string {
 }
 
 // field is a name from outside among our own text, in one word.
-func field(s string) string { return terminal.Word(clip(s, 256)) }
+func field(s string) string { return terminal.Word(memory.Clip(s, 256)) }
 
 // mark is the line that says why something is not trusted.
 func mark(untrusted string) string {

@@ -47,7 +47,7 @@ const (
 
 func scriptFile(name string) (string, error) {
 	if !plainName.MatchString(name) || name[0] == '.' || strings.EqualFold(name, "INDEX.md") {
-		return "", invalid("the script's name %q: a name has 1 to 128 of the characters A-Z a-z 0-9 . _ -, does not begin with a dot and is not INDEX.md", clip(name, 256))
+		return "", invalid("the script's name %q: a name has 1 to 128 of the characters A-Z a-z 0-9 . _ -, does not begin with a dot and is not INDEX.md", memory.Clip(name, 256))
 	}
 	return scriptFolder + name, nil
 }
@@ -229,7 +229,7 @@ func parseSection(text string) Script {
 	fields := map[string]string{}
 	for line := range strings.Lines(rest) {
 		if key, value, ok := strings.Cut(strings.TrimPrefix(line, "- "), ": "); ok {
-			fields[key] = clip(strings.TrimSpace(value), 2*maxLine)
+			fields[key] = memory.Clip(strings.TrimSpace(value), 2*maxLine)
 		}
 	}
 	if _, err := scriptFile(name); err != nil || !strings.HasPrefix(heading, "## ") || fields["SHA-256"] == "" {

@@ -17,7 +17,7 @@ const (
 
 func stateFile(key string) (string, error) {
 	if !plainName.MatchString(key) {
-		return "", invalid("the key %q: a key has 1 to 128 of the characters A-Z a-z 0-9 . _ -", clip(key, 256))
+		return "", invalid("the key %q: a key has 1 to 128 of the characters A-Z a-z 0-9 . _ -", memory.Clip(key, 256))
 	}
 	return stateFolder + key + ".json", nil
 }

@@ -1,13 +1,11 @@
 package layer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"regexp"
@@ -16,7 +14,7 @@ import (
 	"time"
 	"unicode"
 
-	"sallyport/internal/terminal"
+	"sallyport/memory/model"
 )
 
 // sentence is one of an entry's text.
@@ -208,34 +206,17 @@ func (h HTTPSummarizer) Summarize(ctx context.Context, entries []Entry) (string,
 		Role    string `json:"role"`
 		Content string `json:"content"`
 	}
-	body, err := json.Marshal(map[string]any{
-		"model": h.Model, "temperature": 0,
-		"messages": []message{{"system", summarizing}, {"user", string(data)}},
-	})
-	if err != nil {
-		return "", err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, h.URL, bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := cmp.Or(h.Client, http.DefaultClient).Do(request)
-	if err != nil {
-		return "", fmt.Errorf("asking for a summary: %w", err)
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return "", fmt.Errorf("reading a summary: %w", err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("asking for a summary: %s: %s", response.Status, terminal.Escape(clip(string(answer), 200)))
-	}
 	var completion struct {
 		Choices []struct {
 			Message message `json:"message"`
 		} `json:"choices"`
+	}
+	answer, err := model.Ask(ctx, h.Client, h.URL, map[string]any{
+		"model": h.Model, "temperature": 0,
+		"messages": []message{{"system", summarizing}, {"user", string(data)}},
+	}, 1<<20)
+	if err != nil {
+		return "", fmt.Errorf("asking for a summary: %w", err)
 	}
 	if err := json.Unmarshal(answer, &completion); err != nil {
 		return "", fmt.Errorf("reading a summary: %w", err)

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"slices"
 	"time"
+
+	"sallyport/memory"
 )
 
 const (
@@ -27,7 +29,7 @@ type Turn struct {
 // AppendTurn adds a turn to the conversations. Its content has at most 1 MiB.
 func (l *Layers) AppendTurn(ctx context.Context, role, content string) error {
 	if !slices.Contains([]string{"user", "assistant", "tool"}, role) {
-		return invalid("the role %q: a role is user, assistant or tool", clip(role, 64))
+		return invalid("the role %q: a role is user, assistant or tool", memory.Clip(role, 64))
 	}
 	if err := validText("the content of a turn", content, maxTurn); err != nil {
 		return err

@@ -1,16 +1,17 @@
 package search
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"slices"
+
+	"sallyport/memory"
+	"sallyport/memory/model"
 )
 
 // ErrEmbedding is of an Embedder that failed.
@@ -37,7 +38,7 @@ const (
 func embed(ctx context.Context, e Embedder, texts []string) ([][]float32, error) {
 	some := make([]string, len(texts))
 	for i, t := range texts {
-		some[i] = clip(t, maxEmbedded)
+		some[i] = memory.Clip(t, maxEmbedded)
 	}
 	vectors, err := e.Embed(ctx, some)
 	if err != nil {
@@ -199,32 +200,15 @@ func (e HTTPEmbedder) Name() string { return e.URL + " " + e.Model }
 
 // Embed asks for the vectors of texts, all at once.
 func (e HTTPEmbedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
-	body, err := json.Marshal(map[string]any{"model": e.Model, "input": texts})
-	if err != nil {
-		return nil, err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := e.Client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, 64<<20))
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s: %.200q", e.URL, response.Status, answer)
-	}
 	var list struct {
 		Data []struct {
 			Index     int       `json:"index"`
 			Embedding []float32 `json:"embedding"`
 		} `json:"data"`
+	}
+	answer, err := model.Ask(ctx, e.Client, e.URL, map[string]any{"model": e.Model, "input": texts}, 64<<20)
+	if err != nil {
+		return nil, err
 	}
 	if err := json.Unmarshal(answer, &list); err != nil {
 		return nil, fmt.Errorf("%s answers what is not a list of embeddings: %w", e.URL, err)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"sallyport/memory"
 )
 
 // Query asks for entries. Any text is valid. Without a word in it the newest are found.
@@ -331,10 +333,10 @@ func (q Query) admits(h Hit) bool {
 // say little if there are others.
 func words(text string) []string {
 	var list []string
-	for w := range strings.FieldsFuncSeq(spaced(strings.ToLower(clip(text, 64<<10))), func(r rune) bool {
+	for w := range strings.FieldsFuncSeq(spaced(strings.ToLower(memory.Clip(text, 64<<10))), func(r rune) bool {
 		return r == unicode.ReplacementChar || !unicode.In(r, unicode.L, unicode.N, unicode.M)
 	}) {
-		if w = clip(w, 64); !slices.Contains(list, w) && !(len(list) >= maxWords && stop[w]) {
+		if w = memory.Clip(w, 64); !slices.Contains(list, w) && !(len(list) >= maxWords && stop[w]) {
 			list = append(list, w)
 		}
 		if len(list) == 2*maxWords {

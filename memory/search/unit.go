@@ -12,6 +12,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"sallyport/memory"
 )
 
 const (
@@ -67,7 +69,7 @@ func (d document) near(i int) string {
 	around := []string{d.metadata}
 	for j := max(0, i-2); j < min(len(d.units), i+2); j++ {
 		if j != i {
-			around = append(around, clip(d.units[j].text, maxUnit))
+			around = append(around, memory.Clip(d.units[j].text, maxUnit))
 		}
 	}
 	return strings.Join(around, "\n")
@@ -185,7 +187,7 @@ func frontMatter(data string) (fields map[string]string, body string, line int) 
 			fields["metadata"] += strings.TrimSpace(key) + " " + value + "\n"
 			continue
 		}
-		fields[key] = clip(value, maxLabel)
+		fields[key] = memory.Clip(value, maxLabel)
 	}
 	body = strings.TrimPrefix(head[end+len("---"):], "\n")
 	return fields, body, strings.Count(data[:len(data)-len(body)], "\n") + 1
@@ -222,7 +224,7 @@ func paragraphs(text string, line int, markdown bool) []unit {
 		case markdown && few && l[0] == '#':
 			flush()
 			depth := len(l) - len(strings.TrimLeft(l, "#"))
-			headings = append(headings[:min(len(headings), min(depth, 6)-1)], clip(strings.TrimSpace(l[depth:]), maxLabel))
+			headings = append(headings[:min(len(headings), min(depth, 6)-1)], memory.Clip(strings.TrimSpace(l[depth:]), maxLabel))
 			heading = strings.Join(headings, " > ")
 		case markdown && few && item(l):
 			flush()
@@ -237,7 +239,7 @@ func paragraphs(text string, line int, markdown bool) []unit {
 			if now.Len() == 0 {
 				began = line
 			}
-			part := clip(l, limit())
+			part := memory.Clip(l, limit())
 			now.WriteString(part)
 			l = l[len(part):]
 		}
@@ -254,17 +256,6 @@ func item(l string) bool {
 	}
 	digits := strings.TrimLeft(l, "0123456789")
 	return len(digits) < len(l) && (strings.HasPrefix(digits, ". ") || strings.HasPrefix(digits, ") "))
-}
-
-// clip is the beginning of a text, at most n bytes, in whole characters.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // turns makes the documents of the conversations. A line that is not a turn is one with
@@ -294,7 +285,7 @@ func turns(data []byte, modified time.Time) []document {
 		if err != nil {
 			when = modified
 		}
-		t.Session, t.Role = clip(t.Session, maxLabel), clip(t.Role, maxLabel)
+		t.Session, t.Role = memory.Clip(t.Session, maxLabel), memory.Clip(t.Role, maxLabel)
 		i, ok := last[t.Session]
 		if !ok || size[t.Session]+len(t.Content) > maxSession {
 			i = len(documents)
@@ -303,7 +294,7 @@ func turns(data []byte, modified time.Time) []document {
 		}
 		size[t.Session] += len(t.Content)
 		for text := t.Content; text != ""; {
-			part := clip(text, maxSession)
+			part := memory.Clip(text, maxSession)
 			text = text[len(part):]
 			documents[i].units = append(documents[i].units, unit{line: line, kind: turnType, time: when, dated: err == nil, heading: t.Role, text: part})
 		}
