@@ -335,7 +335,7 @@ func TestScanIn(t *testing.T) {
 	}
 }
 
-// What begins with "#!" may be run, and stays so when it is replaced.
+// A file that begins with "#!" may be run, also after it is replaced.
 func TestWriteScript(t *testing.T) {
 	dir := t.TempDir()
 	f := open(t, dir)

@@ -290,7 +290,7 @@ func (r *rig) belongings() map[string][]string {
 		has[kind], _ = filepath.Glob(filepath.Join(r.dir, pattern))
 	}
 	// It is made with the first, and clear looks into it.
-	// What is kept of a sandbox's memory is its own from the first use on.
+	// The versions of a memory are the sandbox's own from the first use on.
 	has["files"] = slices.DeleteFunc(has["files"], func(path string) bool {
 		return filepath.Base(path) == "snapshots" || slices.Contains(memory.HostFiles(), filepath.Base(path))
 	})

@@ -70,7 +70,7 @@ func TestRollback(t *testing.T) {
 	want["a/one"], want["a/two"] = "1", "2"
 	r.has(want)
 
-	// What is not kept.
+	// Contents that are not kept.
 	r.write("large", strings.Repeat("x", 200))
 	large := r.record().Number
 	r.write("large", "small")

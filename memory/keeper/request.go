@@ -9,7 +9,7 @@ import (
 	"sallyport/memory/search"
 )
 
-// What callers ask of a memory. Every field may be missing, unless it says otherwise.
+// Requests about a memory. Every field may be missing, unless it says otherwise.
 
 // StoreRequest adds an entry.
 type StoreRequest struct {

@@ -3,12 +3,12 @@
 // procedural one (scripts). It writes the text for a system prompt, and compacts old
 // entries.
 //
-// What it promises: each entry, turn, state and script is an ordinary file, or a line of
+// It promises: each entry, turn, state and script is an ordinary file, or a line of
 // one, that the sandbox may read and edit; a crash leaves a file as it was or as it was
 // meant to be; and text that was stored cannot pass for the lines around it in what
 // [Layers.FormatForContext] and [Layers.Prompt] return.
 //
-// What it does not promise: that what was stored is true or harmless. [Layers.Trust] is
+// It does not promise that what was stored is true or harmless. [Layers.Trust] is
 // asked about each file that is shown.
 package layer
 

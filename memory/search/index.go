@@ -1,12 +1,12 @@
 // Package search finds entries of a sandbox's memory, with no model and no network: the
 // full text of its files, by SQLite's FTS5.
 //
-// What it promises: the index is made of the files and nothing else, so it can be removed
+// It promises: the index is made of the files and nothing else, so it can be removed
 // at any time; after an Update, a Search finds what is in the files as that Update met
 // them; whatever the files hold and whatever is asked, the work is bounded. The index is
 // on the host, where a sandbox cannot write to it.
 //
-// What it does not promise: that words which mean the same find each other. An [Embedder]
+// It does not promise that words which mean the same find each other. An [Embedder]
 // is for that.
 package search
 

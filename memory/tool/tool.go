@@ -2,7 +2,7 @@
 // reads and edits its memory: view, create, str_replace, insert, delete and rename of paths
 // below /memories.
 //
-// What it promises: answers and errors read as those of BetaLocalFilesystemMemoryTool in
+// It promises: answers and errors read as those of BetaLocalFilesystemMemoryTool in
 // the npm package @anthropic-ai/sdk, which a test compares. /memories is the root of a
 // [memory.Folder]: nothing outside it is opened or shown, whatever the sandbox puts there,
 // and no error tells of a path of the host. An edit that another writer comes before is
