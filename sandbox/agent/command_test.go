@@ -178,9 +178,17 @@ func TestCancelled(t *testing.T) {
 // A command whose input breaks off is killed, and never sees an end of it: half of its
 // input must not pass for all of it.
 func TestInputBreaksOff(t *testing.T) {
+	t.Run("one program", func(t *testing.T) { testInputBreaksOff(t, "cat >/dev/null; echo all >%s") })
+	// Of several, none takes the end of another for the end of all.
+	t.Run("a pipe", func(t *testing.T) {
+		testInputBreaksOff(t, "cat | cat | cat | cat | cat | { cat >/dev/null; echo all >%s; }")
+	})
+}
+
+func testInputBreaksOff(t *testing.T, command string) {
 	_, _, c := serve(t)
 	done := filepath.Join(t.TempDir(), "done")
-	w := sh("cat >/dev/null; echo all >" + done)
+	w := sh(fmt.Sprintf(command, done))
 	// Not before the command is there: it would not be started.
 	breaks := reader(func([]byte) (int, error) {
 		for c.JSON(t.Context(), "GET", "/commands/"+w.ID, nil, new(wire.Status)) != nil && t.Context().Err() == nil {

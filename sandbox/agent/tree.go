@@ -21,16 +21,29 @@ const rounds = 100
 // parents and was started with another environment is not reached.
 func killTree(command string, leader int) {
 	mark := []byte(commandEnv + "=" + command)
-	// A process can fork between the listing and the signal; its child is found
-	// in the next round.
+	// All stand still before the first one ends: a process that sees the end of another, or
+	// of its input, would take that for the whole. One can fork between the listing and the
+	// signal; its child is found in the next round.
+	stopped := map[int]bool{}
 	for range rounds {
-		found := false
+		before := len(stopped)
 		for pid := range tree(leader, mark) {
-			found = true
-			_ = syscall.Kill(pid, syscall.SIGKILL)
+			if !stopped[pid] {
+				stopped[pid] = true
+				_ = syscall.Kill(pid, syscall.SIGSTOP)
+			}
 		}
-		if !found {
+		if len(stopped) == before {
+			break
+		}
+	}
+	for range rounds {
+		found := tree(leader, mark)
+		if len(found) == 0 {
 			return
+		}
+		for pid := range found {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 }
