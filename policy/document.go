@@ -2,7 +2,6 @@ package policy
 
 import (
 	"maps"
-	"net/textproto"
 	"slices"
 	"strings"
 	"time"
@@ -175,47 +174,6 @@ type EgressAuthRule struct {
 // PassCookies is the EgressAuthRule.Cookies that leaves them alone.
 const PassCookies = "pass"
 
-// Inject is where a credential goes in a request; exactly one field is set.
-type Inject struct {
-	// Header sets one header. Value is a text/template over the secret's
-	// fields: "Bearer {{ .token }}".
-	// Example: {name: Authorization, value: "token {{ .token }}"}
-	Header *HeaderInject `yaml:"header" json:"header,omitempty"`
-	// Basic sets HTTP Basic authentication (RFC 7617).
-	// Example: {username: "{{ .username }}", password: "{{ .password }}"}
-	Basic *BasicInject `yaml:"basic" json:"basic,omitempty"`
-	// Query sets one query parameter.
-	// Example: {name: key, value: "{{ .token }}"}
-	Query *QueryInject `yaml:"query" json:"query,omitempty"`
-}
-
-type HeaderInject struct {
-	// Name is the header's.
-	// Example: X-Api-Key
-	Name string `yaml:"name" json:"name"`
-	// Value is a template over the secret's fields.
-	// Example: "Bearer {{ .token }}"
-	Value string `yaml:"value" json:"value"`
-}
-
-type BasicInject struct {
-	// Username is a template over the secret's fields, or the name itself.
-	// Example: x-access-token
-	Username string `yaml:"username" json:"username"`
-	// Password is a template over the secret's fields.
-	// Example: "{{ .password }}"
-	Password string `yaml:"password" json:"password"`
-}
-
-type QueryInject struct {
-	// Name is the parameter's.
-	// Example: key
-	Name string `yaml:"name" json:"name"`
-	// Value is a template over the secret's fields.
-	// Example: "{{ .token }}"
-	Value string `yaml:"value" json:"value"`
-}
-
 // Selector picks sandboxes; every given part must match. The zero Selector
 // picks all.
 type Selector struct {
@@ -342,19 +300,6 @@ type Source struct {
 	// Verified is what Bundle holds. Who takes it from where it is sets it, by
 	// [ReadBundle]; without it a document with a Bundle cannot be compiled.
 	Verified *Bundle `yaml:"-" json:",omitempty"`
-}
-
-// Place names where an injection goes: two into one place cannot both arrive.
-// The zero Inject is the default, a bearer token.
-func (i Inject) Place() string {
-	switch {
-	case i.Header != nil:
-		return "header " + textproto.CanonicalMIMEHeaderKey(i.Header.Name)
-	case i.Query != nil:
-		return "query parameter " + i.Query.Name
-	default:
-		return "header Authorization"
-	}
 }
 
 // String is as "name=demo tag team=web". It is unambiguous, since it quotes names and tags
