@@ -112,7 +112,7 @@ func (v visit) job(want string) Job {
 		switch {
 		case w == "closed", w == "goaway":
 			j.UntilClosed = true
-		case w == "reset", len(w) == 3:
+		case w == "reset", w == "hello", len(w) == 3:
 			ends++
 		}
 	}
