@@ -3,6 +3,7 @@ package history
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -125,6 +126,20 @@ func (s *Store) NumberAt(ctx context.Context, t time.Time) (number uint64, err e
 func (s *Store) Has(ctx context.Context, path string, d memory.Digest) (has bool, err error) {
 	err = s.read.QueryRowContext(ctx, "SELECT EXISTS(SELECT 1 FROM file WHERE path = ? AND digest = ?)", blob(path), d).Scan(&has)
 	return has, err
+}
+
+// Contents returns what a path had at the last commit. Its error wraps [fs.ErrNotExist] if
+// no file had that path, and [ErrNotKept].
+func (s *Store) Contents(ctx context.Context, path string) ([]byte, error) {
+	var d memory.Digest
+	err := s.read.QueryRowContext(ctx, "SELECT digest FROM file WHERE path = ? AND kind = ?", blob(path), memory.KindFile).Scan(&d)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = fmt.Errorf("%q: %w", path, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.Content(ctx, d)
 }
 
 // Content returns contents by their digest.

@@ -66,8 +66,28 @@ func changing[T any](ctx context.Context, k *Keeper, o memory.Owner, by memory.O
 func (u *use) layers(ctx context.Context, session string) *layer.Layers {
 	return &layer.Layers{
 		Folder: u.folder, Search: index{u}, Session: cmp.Or(session, u.owner.Session),
+		Read:  func(path string) ([]byte, error) { return u.read(ctx, path) },
 		Trust: func(path string) string { return u.untrusted(ctx, path) },
 	}
+}
+
+// read returns what the last version has of a file. Only that has been inspected, and is
+// what the provenance is of: the sandbox may have written to the file since.
+func (u *use) read(ctx context.Context, path string) ([]byte, error) {
+	data, err := u.folder.Read(path)
+	if err == nil {
+		if recorded, err := u.history.Has(ctx, path, memory.DigestOf(data)); recorded || err != nil {
+			return data, err
+		}
+	}
+	data, missing := u.history.Contents(ctx, path)
+	switch {
+	case !errors.Is(missing, history.ErrNotKept):
+		return data, missing
+	case err == nil:
+		err = fmt.Errorf("%q: %w", path, memory.ErrChanged)
+	}
+	return nil, err
 }
 
 // untrusted says why the present contents of a file are not trusted, or "".
@@ -115,9 +135,16 @@ func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Foun
 
 // Store adds an entry.
 func (k *Keeper) Store(ctx context.Context, o memory.Owner, r StoreRequest) (layer.Entry, error) {
-	return changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (layer.Entry, error) {
-		return u.layers(ctx, r.Session).Store(ctx, r.Text, cmp.Or(r.Type, layer.Observation), r.Metadata)
+	var e layer.Entry
+	err := k.in(ctx, o, func(ctx context.Context, u *use) error {
+		err := u.change(ctx, memory.ByAPI, func() (err error) {
+			e, err = u.layers(ctx, r.Session).Store(ctx, r.Text, cmp.Or(r.Type, layer.Observation), r.Metadata)
+			return err
+		})
+		e.Untrusted = u.untrusted(ctx, e.Path) // of the version that it is in by now
+		return err
 	})
+	return e, err
 }
 
 // Retrieve finds entries and turns, with a score of relevance.
@@ -189,9 +216,16 @@ func (k *Keeper) RemoveState(ctx context.Context, o memory.Owner, r StateRequest
 
 // RegisterScript writes a script and its line in the index of scripts.
 func (k *Keeper) RegisterScript(ctx context.Context, o memory.Owner, s layer.Script) (layer.Script, error) {
-	return changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (layer.Script, error) {
-		return u.layers(ctx, "").RegisterScript(ctx, s)
+	err := k.in(ctx, o, func(ctx context.Context, u *use) error {
+		l := u.layers(ctx, "")
+		err := u.change(ctx, memory.ByAPI, func() (err error) {
+			s, err = l.RegisterScript(ctx, s)
+			return err
+		})
+		s = l.Judged(s)
+		return err
 	})
+	return s, err
 }
 
 // FindScripts returns the scripts that match a query; all of them for none.

@@ -142,7 +142,7 @@ func (c *compaction) groups(ctx context.Context) (map[string][]old, error) {
 
 // old reads an entry that is as Store has written it.
 func (c *compaction) old(path string) (e old, ok bool) {
-	data, err := c.Folder.Read(path)
+	data, err := c.contents(path)
 	if err != nil || !utf8.Valid(data) {
 		return e, false
 	}
@@ -302,10 +302,8 @@ func (c *compaction) remove(entries []old) error {
 		return nil
 	}
 	for _, e := range entries {
-		if again, ok := c.old(e.Path); !ok || again.digest != e.digest {
-			continue
-		}
-		if err := c.Folder.Remove(e.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := c.Folder.RemoveFile(e.Path, e.digest)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, memory.ErrChanged) {
 			return err
 		}
 	}

@@ -65,7 +65,8 @@ type front struct {
 }
 
 // Store remembers an observation: a text of at most 64 KiB in UTF-8. It may have 32 metadata
-// of at most 1 KiB, with keys of the characters A-Z a-z 0-9 . _ -.
+// of at most 1 KiB, with keys of the characters A-Z a-z 0-9 . _ -. Whether it is trusted is
+// known once the file is recorded.
 func (l *Layers) Store(ctx context.Context, observation, kind string, metadata map[string]string) (Entry, error) {
 	e := Entry{Type: kind, Time: l.now().Truncate(time.Second), Session: l.Session, Metadata: metadata, Text: strings.TrimSpace(observation)}
 	if !slices.Contains(Types, kind) {
@@ -94,7 +95,6 @@ func (l *Layers) Store(ctx context.Context, observation, kind string, metadata m
 	if err != nil {
 		return Entry{}, err
 	}
-	e.Untrusted = l.untrusted(e.Path)
 	return e, nil
 }
 
@@ -168,7 +168,7 @@ func parse(name string, data []byte, modified time.Time) (Entry, front) {
 
 // read returns the entry at a path.
 func (l *Layers) read(name string, modified time.Time) (Entry, error) {
-	data, err := l.Folder.Read(name)
+	data, err := l.contents(name)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -176,7 +176,7 @@ func (l *Layers) read(name string, modified time.Time) (Entry, error) {
 	return l.judged(e), nil
 }
 
-// withTrust adds why the entry is not trusted. Its front matter can only lower the trust.
+// judged adds why the entry is not trusted. Its front matter can only lower the trust.
 func (l *Layers) judged(e Entry) Entry {
 	if why := l.untrusted(e.Path); why != "" {
 		e.Untrusted = why

@@ -33,6 +33,9 @@ var ErrInvalid = errors.New("not valid for the memory")
 type Layers struct {
 	Folder *memory.Folder
 	Search Searcher
+	// Read returns the contents of a file as they may be given out: those that Trust judges.
+	// nil is Folder.Read.
+	Read func(path string) ([]byte, error)
 	// Session names what the agent is doing now, in the entries and turns that are added.
 	// It may be "" and has at most 256 bytes.
 	Session string
@@ -54,6 +57,14 @@ func (l *Layers) now() time.Time {
 		return l.Now().UTC()
 	}
 	return time.Now().UTC()
+}
+
+// contents returns what may be given out of a file.
+func (l *Layers) contents(name string) ([]byte, error) {
+	if l.Read != nil {
+		return l.Read(name)
+	}
+	return l.Folder.Read(name)
 }
 
 // untrusted says why a file is not trusted, in one line, or "".

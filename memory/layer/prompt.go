@@ -27,16 +27,24 @@ You have a memory that outlasts this session: the files in /memory. Edit them as
 `
 
 // Prompt returns text for a system prompt: what to remember and how, and memories.md, of
-// which at most 16 KiB are shown. Where it is larger, the text says so first. Its lines
-// begin with "> ".
+// which at most 16 KiB are shown. Where it is larger, or cannot be shown, the text says so
+// first. Its lines begin with "> ".
 func (l *Layers) Prompt(ctx context.Context) (string, error) {
-	core, size, err := l.Folder.ReadPart(memory.Index, 0, maxCore)
+	var b strings.Builder
+	b.WriteString(instructions)
+	core, err := l.contents(memory.Index)
+	for why, is := range map[string]error{"larger than 16 MiB": memory.ErrTooLarge, "not a regular file": memory.ErrNotFile, "being written to": memory.ErrChanged} {
+		if errors.Is(err, is) {
+			fmt.Fprintf(&b, "\nWARNING: /memory/memories.md is not shown: it is %s. Make it a file of at most %d bytes now.\n", why, maxCore)
+			return b.String(), nil
+		}
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	var b strings.Builder
-	b.WriteString(instructions)
+	size := len(core)
 	if size > maxCore {
+		core = core[:maxCore]
 		if end := bytes.LastIndexByte(core, '\n'); end > 0 {
 			core = core[:end+1]
 		}

@@ -63,8 +63,8 @@ func (l *Layers) Retrieve(ctx context.Context, query string, n int, o RetrieveOp
 			s.Entry = l.judged(Entry{ID: key, Type: h.Type, Time: h.Time, Session: h.Session, Text: h.Text, Path: h.Path})
 		} else if !seen[key] {
 			s.Entry, err = l.read(h.Path, h.Time)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, memory.ErrNotFile) || errors.Is(err, memory.ErrTooLarge) {
-				continue // the sandbox has removed it meanwhile
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, memory.ErrNotFile) || errors.Is(err, memory.ErrTooLarge) || errors.Is(err, memory.ErrChanged) {
+				continue // the sandbox has removed or replaced it meanwhile
 			}
 			if err != nil {
 				return nil, err

@@ -35,7 +35,8 @@ type Script struct {
 	LastSuccess time.Time `json:"last_success,omitzero"`
 	LastFailure time.Time `json:"last_failure,omitzero"`
 	Note        string    `json:"note,omitempty"`
-	Untrusted   string    `json:"untrusted,omitempty"`
+	// Untrusted says why the script, or what INDEX.md says of it, is not trusted, or is "".
+	Untrusted string `json:"untrusted,omitempty"`
 }
 
 const (
@@ -53,7 +54,7 @@ func scriptFile(name string) (string, error) {
 }
 
 // RegisterScript writes a script, which replaces one of the same name, and its section in
-// INDEX.md. Its text has at most 1 MiB, its description and arguments at most 1 KiB each.
+// INDEX.md: see [Layers.Judged] once that is recorded. Its text has at most 1 MiB, its description and arguments at most 1 KiB each.
 func (l *Layers) RegisterScript(ctx context.Context, s Script) (Script, error) {
 	file, err := scriptFile(s.Name)
 	if err != nil {
@@ -86,8 +87,16 @@ func (l *Layers) RegisterScript(ctx context.Context, s Script) (Script, error) {
 		}
 		return index.with(s), nil
 	})
-	s.Untrusted = l.untrusted(file)
 	return s, err
+}
+
+// Judged adds why a script of a name, or what INDEX.md says of it, is not trusted.
+func (l *Layers) Judged(s Script) Script {
+	s.Untrusted = l.untrusted(scriptFolder + s.Name)
+	if s.Registered {
+		s.Untrusted = join(s.Untrusted, l.untrusted(scriptIndex))
+	}
+	return s
 }
 
 // RecordOutcome writes to INDEX.md that a script succeeded or failed now, with a note of
@@ -122,7 +131,7 @@ func (l *Layers) Scripts(ctx context.Context) ([]Script, error) {
 }
 
 func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
-	data, err := l.Folder.Read(scriptIndex)
+	data, err := l.contents(scriptIndex)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
@@ -138,7 +147,7 @@ func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
 		if _, err := scriptFile(name); err != nil || f.Kind != memory.KindFile {
 			continue
 		}
-		text, err := l.Folder.Read(f.Path)
+		text, err := l.contents(f.Path)
 		if err != nil {
 			continue // the sandbox has removed it meanwhile, or it is too large for a script
 		}
@@ -149,12 +158,12 @@ func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
 		}
 		digest := memory.DigestOf(text)
 		s.Changed = s.Registered && s.Digest != digest
-		s.Digest, s.Untrusted, listed[name] = digest, l.untrusted(f.Path), true
-		list = append(list, s)
+		s.Digest, listed[name] = digest, true
+		list = append(list, l.Judged(s))
 	}
 	for _, section := range index {
 		if s := section.script; s.Name != "" && !listed[s.Name] {
-			s.Registered, s.Changed, s.Digest = true, true, ""
+			s.Registered, s.Changed, s.Digest, s.Untrusted = true, true, "", l.untrusted(scriptIndex)
 			list, listed[s.Name] = append(list, s), true
 		}
 	}

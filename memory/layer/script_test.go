@@ -124,7 +124,11 @@ func TestFindScript(t *testing.T) {
 	write(t, dir, "memories/x.md", "rotating logs")
 	for query, want := range map[string]string{"rotate log files": "b.sh", "deploying": "a.sh", "c.sh": "c.sh", "temperature": "x.py"} {
 		found, err := l.FindScript(ctx, query, 1)
-		if err != nil || len(found) != 1 || found[0].Name != want || found[0].Untrusted != "scripts/"+want {
+		untrusted := "scripts/" + want
+		if want != "x.py" { // what is said of it is in the index
+			untrusted += "; scripts/INDEX.md"
+		}
+		if err != nil || len(found) != 1 || found[0].Name != want || found[0].Untrusted != untrusted {
 			t.Errorf("%s: %+v, %v", query, found, err)
 		}
 	}

@@ -44,7 +44,7 @@ func (l *Layers) State(ctx context.Context, key string) (json.RawMessage, error)
 	if err != nil {
 		return nil, err
 	}
-	value, err := l.Folder.Read(name)
+	value, err := l.contents(name)
 	if err != nil {
 		return nil, err
 	}
