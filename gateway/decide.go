@@ -2,11 +2,13 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 
 	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
+	"sallyport/gateway/credential"
 	"sallyport/gateway/live"
 	"sallyport/gateway/turn"
 	"sallyport/policy"
@@ -49,6 +51,9 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 		d = floor(d, "plain-credential", "a credential goes over TLS only: use https")
 		return d, q.deny(r, d)
 	}
+	if d = ownDenied(d, r); d.Action != policy.Allow {
+		return d, q.deny(r, d)
+	}
 	if d = q.priced(d); d.Action != policy.Allow {
 		return d, q.deny(r, d)
 	}
@@ -58,6 +63,20 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 	q.sent.meter, q.got.meter, q.out.meter = q.grant.meter, q.grant.meter, q.grant.meter
 	q.countTokens(r)
 	return d, nil
+}
+
+// ownDenied denies what has something of the sandbox's own where a rule with own: deny puts
+// a credential.
+func ownDenied(d policy.Decision, r *http.Request) policy.Decision {
+	for _, i := range d.Inject {
+		if i.DenyOwn && credential.Own(i.Inject, r) {
+			return policy.Decision{
+				Action: policy.Deny, Rule: d.Rule, RuleType: d.RuleType, Revision: d.Revision,
+				Reason: fmt.Sprintf("the request has its own %s, where credential %s goes: send it without", policy.Clean(i.Inject.Place()), policy.Clean(i.Credential)),
+			}
+		}
+	}
+	return d
 }
 
 // askPolicy decides on the request by the policy of now, and enters it where it is

@@ -74,6 +74,9 @@ type Approval struct {
 type Injection struct {
 	Credential string
 	Inject     Inject
+	// DenyOwn says that a request which has something of the sandbox's own in that place is
+	// denied: see EgressAuthRule.Own.
+	DenyOwn bool `json:",omitempty"`
 }
 
 const (

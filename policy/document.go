@@ -162,6 +162,10 @@ type EgressAuthRule struct {
 	// are removed from answers to requests with an injected credential, and Cookie from those.
 	// Example: pass
 	Cookies string `yaml:"cookies" json:",omitempty"`
+	// Own is deny where a request is denied if the sandbox put something of its own into
+	// the place where Inject puts the credential. Default: it is removed.
+	// Example: deny
+	Own string `yaml:"own" json:",omitempty"`
 	// Observe is as EgressRule's: what the rule does not match of its destination
 	// is carried, without the credential.
 	// Example: 2026-12-01T00:00:00Z
@@ -173,6 +177,9 @@ type EgressAuthRule struct {
 
 // PassCookies is the EgressAuthRule.Cookies that leaves them alone.
 const PassCookies = "pass"
+
+// DenyOwn is the EgressAuthRule.Own that denies.
+const DenyOwn = "deny"
 
 // Selector picks sandboxes; every given part must match. The zero Selector
 // picks all.

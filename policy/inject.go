@@ -2,6 +2,9 @@ package policy
 
 import "net/textproto"
 
+// InjectKinds lists the keys of Inject, for messages.
+const InjectKinds = "header, basic, query and cookie"
+
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
 	// Header sets one header. Value is a text/template over the secret's
@@ -14,6 +17,9 @@ type Inject struct {
 	// Query sets one query parameter.
 	// Example: {name: key, value: "{{ .token }}"}
 	Query *QueryInject `yaml:"query" json:"query,omitempty"`
+	// Cookie sets one cookie (RFC 6265).
+	// Example: {name: session, value: "{{ .token }}"}
+	Cookie *CookieInject `yaml:"cookie" json:"cookie,omitempty"`
 }
 
 type HeaderInject struct {
@@ -43,6 +49,15 @@ type QueryInject struct {
 	Value string `yaml:"value" json:"value"`
 }
 
+type CookieInject struct {
+	// Name is the cookie's. The sandbox's own cookie of that name is removed.
+	// Example: session
+	Name string `yaml:"name" json:"name"`
+	// Value is a template over the secret's fields.
+	// Example: "{{ .token }}"
+	Value string `yaml:"value" json:"value"`
+}
+
 // Place names where an injection goes: two into one place cannot both arrive.
 // The zero Inject is the default, a bearer token.
 func (i Inject) Place() string {
@@ -51,6 +66,8 @@ func (i Inject) Place() string {
 		return "header " + textproto.CanonicalMIMEHeaderKey(i.Header.Name)
 	case i.Query != nil:
 		return "query parameter " + i.Query.Name
+	case i.Cookie != nil:
+		return "cookie " + i.Cookie.Name
 	default:
 		return "header Authorization"
 	}

@@ -1,11 +1,9 @@
 package credential
 
 import (
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"text/template/parse"
@@ -15,20 +13,56 @@ import (
 	"sallyport/policy"
 )
 
-// composed is an injection with a secret's values in it.
-type composed struct {
-	place  place
-	value  string   // as it leaves
-	traces []Secret // what a response could echo, besides the fields: value, and what it was made of
-	length int      // of value, or of what it is a spelling of where its length depends on more than the fields' lengths
-	secret []string // the fields that nobody may know, in the order of their use
-	short  []string // those of them that are shorter than MinSecret
+// kind is one way to give a credential to an HTTP request. Kinds are compared: two that are
+// equal give a secret in the same way.
+type kind interface {
+	// compose fills the fields of a secret in, once for each version of it.
+	compose(fields map[string]Secret) (*composed, error)
+	// own reports whether a sandbox's request has something in the place that the kind
+	// fills.
+	own(r *http.Request) bool
 }
 
-func newComposed(p place, value string, traces ...string) *composed {
-	c := &composed{place: p, value: value, length: len(value)}
+// kindOf returns the kind that a rule names.
+func kindOf(i policy.Inject) (k kind, err error) {
+	given := 0
+	take := func(other kind) { k, given = other, given+1 }
+	if i.Header != nil {
+		take(headerKind(*i.Header))
+	}
+	if i.Basic != nil {
+		take(basicKind(*i.Basic))
+	}
+	if i.Query != nil {
+		take(queryKind(*i.Query))
+	}
+	if i.Cookie != nil {
+		take(cookieKind(*i.Cookie))
+	}
+	switch given {
+	case 0:
+		return bearerKind{}, nil
+	case 1:
+		return k, nil
+	}
+	return nil, errors.New("inject names more than one kind")
+}
+
+// composed is a kind with a secret's values in it.
+type composed struct {
+	put    func(*http.Request) // gives what is the same for each request
+	traces []Secret            // what a response could echo, besides the fields: what leaves, and what it was made of
+	length int                 // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
+	secret []string            // the fields that nobody may know, in the order of their use
+	short  []string            // those of them that are shorter than MinSecret
+}
+
+// constant is of a kind that gives each request the same. The last of traces is the value
+// that leaves.
+func constant(put func(*http.Request), traces ...string) *composed {
+	c := &composed{put: put}
 	for _, t := range traces {
-		c.traces = append(c.traces, NewSecret(t))
+		c.traces, c.length = append(c.traces, NewSecret(t)), len(t)
 	}
 	return c
 }
@@ -44,50 +78,6 @@ func (c *composed) keeps(used []string, fields map[string]Secret) *composed {
 	return c
 }
 
-// place is where a value goes: one of the two is set, in canonical form.
-type place struct{ header, query string }
-
-func (p place) put(r *http.Request, value string) {
-	if p.header != "" {
-		var space [64]byte
-		folded := fold(p.header)
-		for name := range r.Header {
-			if string(appendFold(space[:0], name)) == folded {
-				delete(r.Header, name)
-			}
-		}
-		if r.Header == nil {
-			r.Header = make(http.Header)
-		}
-		r.Header[p.header] = []string{value}
-		return
-	}
-	query := withoutKeys(r.URL.RawQuery, func(key string) bool { return key == foldKey(p.query) })
-	if query != "" {
-		query += "&"
-	}
-	r.URL.RawQuery = query + url.QueryEscape(p.query) + "=" + value
-}
-
-// injection is a policy.Inject in a form that can be compared.
-type injection struct {
-	kind  byte // 0 is the zero Inject
-	name  string
-	value string
-}
-
-func injectionOf(i policy.Inject) injection {
-	switch {
-	case i.Header != nil:
-		return injection{'h', i.Header.Name, i.Header.Value}
-	case i.Basic != nil:
-		return injection{'b', i.Basic.Username, i.Basic.Password}
-	case i.Query != nil:
-		return injection{'q', i.Query.Name, i.Query.Value}
-	}
-	return injection{}
-}
-
 // Short names the fields that an injection keeps from everybody and that are shorter
 // than MinSecret: [Lease.Apply] refuses them unless they are allowed. It names none of
 // what cannot be injected for another reason.
@@ -99,86 +89,19 @@ func Short(i policy.Inject, fields map[string]Secret) []string {
 	return c.short
 }
 
+// Own reports whether a sandbox's request, before [StripRequest], has something of its own
+// in the place where an injection puts the credential.
+func Own(i policy.Inject, r *http.Request) bool {
+	k, err := kindOf(i)
+	return err != nil || k.own(r)
+}
+
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
-	set := 0
-	for _, is := range []bool{i.Header != nil, i.Basic != nil, i.Query != nil} {
-		if is {
-			set++
-		}
-	}
-	if set > 1 {
-		return nil, errors.New("inject has more than one of header, basic and query")
-	}
-	switch {
-	case i.Header != nil:
-		name := http.CanonicalHeaderKey(i.Header.Name)
-		if !httpguts.ValidHeaderFieldName(name) || framing[fold(name)] || hopByHop[fold(name)] && fold(name) != "proxy-authorization" {
-			return nil, fmt.Errorf("inject.header.name %q is not a header that a credential can be put in", i.Header.Name)
-		}
-		value, used, err := execute(i.Header.Value, fields)
-		if err != nil {
-			return nil, fmt.Errorf("inject.header.value: %w", err)
-		}
-		if err := headerSafe(value); err != nil {
-			return nil, err
-		}
-		return newComposed(place{header: name}, value, value).keeps(used, fields), nil
-
-	case i.Basic != nil:
-		user, names, err := execute(i.Basic.Username, fields)
-		if err != nil {
-			return nil, fmt.Errorf("inject.basic.username: %w", err)
-		}
-		password, used, err := execute(i.Basic.Password, fields)
-		if err != nil {
-			return nil, fmt.Errorf("inject.basic.password: %w", err)
-		}
-		if strings.Contains(user, ":") {
-			return nil, errors.New("inject.basic.username comes to a value with a colon, which RFC 7617 does not allow")
-		}
-		pair := user + ":" + password
-		if err := headerSafe(pair); err != nil {
-			return nil, err
-		}
-		coded := base64.StdEncoding.EncodeToString([]byte(pair))
-		value := "Basic " + coded
-		if len(used) == 0 { // some services take a key for the username
-			used = names
-		}
-		return newComposed(place{header: "Authorization"}, value, pair, coded, value).keeps(used, fields), nil
-
-	case i.Query != nil:
-		if i.Query.Name == "" {
-			return nil, errors.New("inject.query.name is empty")
-		}
-		value, used, err := execute(i.Query.Value, fields)
-		if err != nil {
-			return nil, fmt.Errorf("inject.query.value: %w", err)
-		}
-		if strings.TrimSpace(value) == "" {
-			return nil, fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
-		}
-		// An upstream that encodes a value again may have it in the form in which it came.
-		escaped := url.QueryEscape(value)
-		c := newComposed(place{query: i.Query.Name}, escaped, value, escaped)
-		c.length = len(value)
-		return c.keeps(used, fields), nil
-	}
-
-	field := "token"
-	if len(fields) == 1 {
-		for name := range fields {
-			field = name
-		}
-	}
-	token, ok := fields[field]
-	if !ok || token.Reveal() == "" {
-		return nil, fmt.Errorf("%w for a bearer header: it has %d fields and none is named token; say which with inject", ErrNoSecret, len(fields))
-	}
-	if err := headerSafe(token.Reveal()); err != nil {
+	k, err := kindOf(i)
+	if err != nil {
 		return nil, err
 	}
-	return newComposed(place{header: "Authorization"}, "Bearer "+token.Reveal()).keeps([]string{field}, fields), nil
+	return k.compose(fields)
 }
 
 // headerSafe refuses what would end a header (RFC 9110, section 5.5). A final

@@ -59,7 +59,7 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 			return fmt.Errorf("injecting %q: field %q: %w: set a longer one, or name the field in allowShort of the credential", l.Name, field, ErrShort)
 		}
 	}
-	c.place.put(r, c.value)
+	c.put(r)
 	l.applied = append(l.applied, c)
 	return nil
 }
@@ -133,7 +133,7 @@ type secret struct {
 	fields *scrub.Scrubber // finds the fields
 
 	mu       sync.Mutex
-	composed map[injection]*composed
+	composed map[kind]*composed
 }
 
 // maxComposed bounds secret.composed; there is one injection for each rule that
@@ -148,18 +148,21 @@ func (s *secret) scrubber() *scrub.Scrubber {
 }
 
 func (s *secret) compose(inject policy.Inject) (*composed, error) {
-	key := injectionOf(inject)
+	key, err := kindOf(inject)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c, ok := s.composed[key]; ok {
 		return c, nil
 	}
-	c, err := compose(inject, s.material.Fields)
+	c, err := key.compose(s.material.Fields)
 	if err != nil {
 		return nil, err
 	}
 	if s.composed == nil || len(s.composed) >= maxComposed {
-		s.composed = make(map[injection]*composed)
+		s.composed = make(map[kind]*composed)
 	}
 	s.composed[key] = c
 	return c, nil

@@ -270,6 +270,7 @@ var (
 	keyRule       = ast.StringTerm("rule")
 	keyInject     = ast.StringTerm("inject")
 	keyCookies    = ast.StringTerm("cookies")
+	keyOwn        = ast.StringTerm("own")
 	keyCredential = ast.StringTerm("credential")
 )
 
@@ -304,9 +305,12 @@ func (p *Policy) injections(v ast.Value) ([]policy.Injection, error) {
 			if r == nil || r.Credential != credential {
 				return fmt.Errorf("rule %q does not inject %q", name, credential)
 			}
-			in.Inject = r.Inject
+			in.Inject, in.DenyOwn = r.Inject, r.DenyOwn
 		case inject != nil:
 			if in.Inject, err = teamInject(inject.Value); err != nil {
+				return err
+			}
+			if in.DenyOwn, err = deniesOwn(o); err != nil {
 				return err
 			}
 		}
@@ -324,6 +328,18 @@ func teamInject(v ast.Value) (policy.Inject, error) {
 		return in, fmt.Errorf("reading an inject: %w", err)
 	}
 	return in, validate.CheckInject(&in)
+}
+
+// deniesOwn reads own of a team's injection, {credential, inject, own}.
+func deniesOwn(o ast.Object) (bool, error) {
+	if o.Get(keyOwn) == nil {
+		return false, nil
+	}
+	said, err := text(o, keyOwn)
+	if err == nil && said != policy.DenyOwn {
+		err = fmt.Errorf("own is %q: write deny, or leave it out", policy.Clean(said))
+	}
+	return said == policy.DenyOwn, err
 }
 
 func text(o ast.Object, key *ast.Term) (string, error) {

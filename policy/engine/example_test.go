@@ -24,9 +24,13 @@ func Example() {
 			Destination: policy.Destination{Host: host, Port: 443},
 			Request:     &policy.Request{Method: "POST", Scheme: "https", Path: "/v1/responses"},
 		})
-		fmt.Println(d.Action, "-", d.Reason, d.Inject)
+		fmt.Println(d.Action, "-", d.Reason)
+		for _, i := range d.Inject {
+			fmt.Println("with", i.Credential)
+		}
 	}
 	// Output:
-	// allow - allowed by rule openai-api-key@api.openai.com [{openai-api-key {<nil> <nil> <nil>}}]
-	// deny - no rule allows POST /v1/responses at pastebin.example:443 []
+	// allow - allowed by rule openai-api-key@api.openai.com
+	// with openai-api-key
+	// deny - no rule allows POST /v1/responses at pastebin.example:443
 }

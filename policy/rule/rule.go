@@ -34,6 +34,7 @@ type Rule struct {
 	Upstream    *policy.Upstream
 	Inherit     bool                  // forks have the credential too
 	Cookies     bool                  // pass
+	DenyOwn     bool                  // what the sandbox has of its own in the injected place
 	Observe     time.Time             // until when it is not enforced
 	Body        *policy.BodyView      // nil: bodies are not read
 	Path        string                // the rule's path in the document: egress[0]
@@ -110,6 +111,7 @@ func FromEgressAuth(e policy.EgressAuthRule, d Destination) Rule {
 		Upstream:    e.Upstream,
 		Inherit:     e.Inherit,
 		Cookies:     e.Cookies == policy.PassCookies,
+		DenyOwn:     e.Own == policy.DenyOwn,
 		Observe:     e.Observe,
 		Body:        e.Body,
 	}

@@ -71,8 +71,15 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		}
 		v.template(path+".query.value", q.Value, true)
 	}
+	if c := in.Cookie; c != nil {
+		given++
+		if !policy.IsToken(c.Name) {
+			v.say(policy.BadInject, path+".cookie", fmt.Sprintf("%q is not the name of a cookie", c.Name), "write name: and the cookie, as session")
+		}
+		v.template(path+".cookie.value", c.Value, true)
+	}
 	if given != 1 {
-		v.say(policy.BadInject, path, fmt.Sprintf("has %d of header, basic and query", given), "write exactly one")
+		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)
 	}
 }
 

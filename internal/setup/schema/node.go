@@ -86,6 +86,7 @@ var needed = map[string][]string{
 	"policy.HeaderInject":   {"name", "value"},
 	"policy.BasicInject":    {"username", "password"},
 	"policy.QueryInject":    {"name", "value"},
+	"policy.CookieInject":   {"name", "value"},
 	"config.AppRole":        {"roleID", "secretIDFile"},
 }
 
