@@ -8,6 +8,10 @@ type Credential struct {
 	// Source says where the secret lives. Default: the embedded store.
 	// Example: {vault: {path: secret/data/openai, field: token}}
 	Source CredentialSource `yaml:"source"`
+	// Exchange trades the secret for a short-lived token, which requests get in its
+	// place. Default: none, so that they get the secret.
+	// Example: {githubApp: {appID: "12345", installationID: "67890"}}
+	Exchange *Exchange `yaml:"exchange" json:",omitempty"`
 	// AllowShort names fields of the secret that may be injected although they are
 	// shorter than 16 bytes, as a public part beside a token, or a PIN that a service
 	// gives. Such a request is else refused with 503: a short secret can be guessed,

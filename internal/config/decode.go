@@ -98,9 +98,31 @@ func (d *decoder) value(path string, n ast.Node, v reflect.Value) {
 		d.list(path, n, v)
 	case reflect.Map:
 		d.table(path, n, v)
+	case reflect.Interface:
+		d.any(path, n, v)
 	default:
 		d.scalar(path, n, v)
 	}
+}
+
+// any decodes what may be anything that JSON can say.
+func (d *decoder) any(path string, n ast.Node, v reflect.Value) {
+	var t reflect.Type
+	switch n.Type() {
+	case ast.MappingType, ast.MappingValueType:
+		t = reflect.TypeFor[map[string]any]()
+	case ast.SequenceType:
+		t = reflect.TypeFor[[]any]()
+	case ast.BoolType:
+		t = reflect.TypeFor[bool]()
+	case ast.IntegerType, ast.FloatType:
+		t = reflect.TypeFor[float64]()
+	default:
+		t = reflect.TypeFor[string]()
+	}
+	of := reflect.New(t).Elem()
+	d.value(path, n, of)
+	v.Set(of)
 }
 
 // plain takes anchors, aliases and tags off a node; nil when that fails.

@@ -136,6 +136,9 @@ func (c *Config) resolve(dir string) {
 			paths = append(paths, &u.Roots, &u.ProxyRoots)
 		}
 	}
+	for i := range c.Credentials {
+		paths = append(paths, c.Credentials[i].Exchange.Roots()...)
+	}
 	for _, p := range paths {
 		if *p != "" && !filepath.IsAbs(*p) {
 			*p = filepath.Join(dir, *p)

@@ -30,6 +30,7 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/exchange"
 	"sallyport/gateway/credential/file"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
@@ -76,6 +77,7 @@ type daemon struct {
 	sealer    *tree.Sealer
 	retention *retention.Keeper
 	store     *file.Store
+	logins    *exchange.Keeper
 	rules     *engine.Engine
 	broker    *credential.Broker
 
@@ -191,5 +193,6 @@ func (d *daemon) openAuditLog(context.Context) error {
 	d.openSealer()
 	d.openRetention()
 	d.store, err = file.New(d.cfg.DataDir, d.key)
+	d.logins = exchange.NewKeeper(logins{d})
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/exchange"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
@@ -30,9 +31,13 @@ func secretFields(plain map[string]string) map[string]credential.Secret {
 func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, end func(), err error) {
 	sources := map[string]credential.Source{}
 	var server *vault.Client
+	var exchanges []*exchange.Source
 	end = func() {
 		if server != nil {
 			server.Close()
+		}
+		for _, x := range exchanges {
+			x.Close()
 		}
 	}
 	defer func() {
@@ -53,6 +58,16 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 		if sources[c.Name], err = server.Source(*c.Source.Vault); err != nil {
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
+	}
+	for _, c := range cfg.Credentials {
+		if c.Exchange == nil {
+			continue
+		}
+		x, err := exchange.New(exchange.Options{Credential: c.Name, Secret: sources[c.Name], Exchange: *c.Exchange, Keeper: d.logins, Embedded: c.Source.Vault == nil})
+		if err != nil {
+			return nil, nil, err
+		}
+		sources[c.Name], exchanges = x, append(exchanges, x)
 	}
 	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()
 	for name, source := range sources {
@@ -94,7 +109,9 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]string {
 	all := map[string]string{}
 	for _, rule := range cfg.EgressAuth {
-		i := slices.IndexFunc(cfg.Credentials, func(c policy.Credential) bool { return c.Name == rule.AuthRef && c.Source.Vault == nil })
+		i := slices.IndexFunc(cfg.Credentials, func(c policy.Credential) bool {
+			return c.Name == rule.AuthRef && c.Source.Vault == nil && c.Exchange == nil
+		})
 		if i < 0 || all[rule.AuthRef] != "" {
 			continue
 		}
@@ -150,7 +167,14 @@ func (s secrets) List() ([]api.Secret, error) {
 	list := []api.Secret{}
 	known := map[string]bool{}
 	short := s.d.short(context.Background(), s.d.inForce.Load())
+	elsewhere := map[string]bool{} // whose replaced refresh tokens are kept here
+	for _, c := range s.d.credentials() {
+		elsewhere[c.Name] = c.Source.Vault != nil
+	}
 	for _, e := range kept {
+		if elsewhere[e.Name] {
+			continue
+		}
 		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated, Error: short[e.Name]})
 		known[e.Name] = true
 	}
@@ -185,6 +209,27 @@ func (d *daemon) recordRead(name string, r credential.Reading, err error) {
 	if err := d.auditLog.Enqueue(e); err != nil {
 		d.log.Error("an event was lost", "message", e.Message, "error", err)
 	}
+}
+
+// logins is the embedded store as exchanges see it, with an event for each change.
+type logins struct{ d *daemon }
+
+// Kept implements exchange.Store.
+func (l logins) Kept(ctx context.Context, name string) (credential.Material, error) {
+	return l.d.store.Source(name).Read(ctx)
+}
+
+// Replace implements exchange.Store.
+func (l logins) Replace(name, after string, fields map[string]credential.Secret) (bool, error) {
+	replaced, err := l.d.store.Replace(name, after, fields)
+	if replaced {
+		e := l.d.changed("secret/"+name, "secret "+name, "set")
+		e.Message += ": a refresh token came in place of the last one"
+		if err := l.d.auditLog.Enqueue(e); err != nil {
+			l.d.log.Error("an event was lost", "message", e.Message, "error", err)
+		}
+	}
+	return replaced, err
 }
 
 // credentials are those of the configuration that is in force.

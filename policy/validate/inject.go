@@ -26,6 +26,7 @@ func (v *validator) credential(path string, c policy.Credential) {
 			v.say(policy.BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")
 		}
 	}
+	v.exchange(path+".exchange", c.Exchange)
 	if vault := c.Source.Vault; vault != nil {
 		at := path + ".source.vault"
 		switch {

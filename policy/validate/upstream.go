@@ -46,6 +46,9 @@ func (v *validator) proxy(path string, u *policy.Upstream) {
 	}
 	v.reference(path+".proxyAuthRef", u.ProxyAuthRef)
 	for i, c := range v.doc.Credentials {
+		if c.Name == u.ProxyAuthRef && c.Exchange != nil {
+			v.bad(fmt.Sprintf("credentials[%d].exchange", i), "has no username and password for a proxy", "remove it, or name another credential with proxyAuthRef")
+		}
 		if vault := c.Source.Vault; c.Name == u.ProxyAuthRef && vault != nil && vault.Field != "" {
 			v.say(policy.BadCredential, fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
 		}

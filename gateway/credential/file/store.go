@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,6 +90,29 @@ func New(dataDir string, key *seal.Key) (*Store, error) {
 // After an error the earlier version stands. Values are stored as they are: the caller
 // removes the final newline of a terminal or a file.
 func (s *Store) Set(name string, fields map[string]credential.Secret) (uint64, error) {
+	return s.set(name, fields, func(*record) error { return nil })
+}
+
+// errNewer is of a version that is not the last any more.
+var errNewer = errors.New("there is a newer version")
+
+// Replace is Set if version after, "" for none, is the newest. Otherwise it changes nothing
+// and returns false.
+func (s *Store) Replace(name, after string, fields map[string]credential.Secret) (bool, error) {
+	_, err := s.set(name, fields, func(old *record) error {
+		if len(old.Fields) > 0 && strconv.FormatUint(old.Version, 10) == after || len(old.Fields) == 0 && after == "" {
+			return nil
+		}
+		return errNewer
+	})
+	if errors.Is(err, errNewer) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// set stores a secret if may allows it to be the version after the last one.
+func (s *Store) set(name string, fields map[string]credential.Secret, may func(*record) error) (uint64, error) {
 	if !nameForm.MatchString(name) {
 		return 0, fmt.Errorf("setting secret %.80q: %w", name, ErrBadName)
 	}
@@ -105,7 +129,7 @@ func (s *Store) Set(name string, fields map[string]credential.Secret) (uint64, e
 			return 0, fmt.Errorf("setting secret %q, field %q: %w", name, field, ErrTooBig)
 		}
 	}
-	version, err := s.change(name, func(*record) (map[string][]byte, error) { return values, nil })
+	version, err := s.change(name, func(old *record) (map[string][]byte, error) { return values, may(old) })
 	if err != nil {
 		return 0, fmt.Errorf("setting secret %q: %w", name, err)
 	}

@@ -87,6 +87,33 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+// Replace is of the version that the caller has seen.
+func TestReplace(t *testing.T) {
+	s := open(t, t.TempDir())
+	replace := func(after, v string, want bool) {
+		t.Helper()
+		if replaced, err := s.Replace("login", after, token(v)); err != nil || replaced != want {
+			t.Errorf("Replace after %q: %t, %v", after, replaced, err)
+		}
+	}
+	replace("1", "one", false)
+	replace("", "one", true)
+	replace("", "two", false)
+	replace("1", "two", true)
+	set(t, s, "login", "an operator's")
+	replace("2", "three", false)
+	if got, version := read(t, s.Source("login")); got != "an operator's" || version != "3" {
+		t.Errorf("Read = %q version %s", got, version)
+	}
+	must.OK(t, s.Delete("login"))
+	replace("3", "four", false)
+	replace("4", "four", false)
+	replace("", "four", true)
+	if _, err := s.Replace("../x", "", token("v")); !errors.Is(err, file.ErrBadName) {
+		t.Error(err)
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	s := open(t, t.TempDir())
 	many := fields{}

@@ -67,12 +67,16 @@ func (p pairs) MarshalJSON() ([]byte, error) {
 
 // closed lists what a text can be, where that is not every text.
 var closed = map[string][]string{
-	"policy.EgressRule.Action": {string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)},
-	"policy.Upstream.Resolve":  {policy.ResolveProxy},
-	"policy.Approvals.Answer":  {policy.AnswerHold, policy.AnswerPoll},
-	"policy.Hours.Days":        {"mon", "tue", "wed", "thu", "fri", "sat", "sun"},
-	"config.Engine.Kind":       {"private", "existing", "none"},
-	"config.Sandbox.Runtime":   {"runsc", "runc"},
+	"policy.EgressRule.Action":         {string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)},
+	"policy.Upstream.Resolve":          {policy.ResolveProxy},
+	"policy.Approvals.Answer":          {policy.AnswerHold, policy.AnswerPoll},
+	"policy.Hours.Days":                {"mon", "tue", "wed", "thu", "fri", "sat", "sun"},
+	"policy.OAuth2Exchange.Grant":      {policy.GrantClientCredentials, policy.GrantRefreshToken, policy.GrantJWTBearer},
+	"policy.OAuth2Exchange.ClientAuth": {policy.ClientAuthBasic, policy.ClientAuthPost, policy.ClientAuthPrivateKeyJWT},
+	"policy.Assertion.Algorithm":       policy.JWTAlgorithms(),
+	"policy.JWTExchange.Algorithm":     policy.JWTAlgorithms(),
+	"config.Engine.Kind":               {"private", "existing", "none"},
+	"config.Sandbox.Runtime":           {"runsc", "runc"},
 }
 
 // needed lists the keys without which the decoder's caller refuses a struct.
@@ -88,6 +92,13 @@ var needed = map[string][]string{
 	"policy.QueryInject":    {"name", "value"},
 	"policy.CookieInject":   {"name", "value"},
 	"config.AppRole":        {"roleID", "secretIDFile"},
+
+	"policy.OAuth2Exchange":    {"tokenURL"},
+	"policy.JWTExchange":       {"algorithm"},
+	"policy.GitHubAppExchange": {"appID", "installationID"},
+	"policy.WorkloadIdentity":  {"provider"},
+	"policy.AzureExchange":     {"tenant", "clientID", "scopes"},
+	"policy.AWSExchange":       {"roleARN", "region"},
 }
 
 // ranges bounds numbers, the last included.
@@ -211,6 +222,8 @@ func (w *writer) value(name string, t reflect.Type) *node {
 		return &node{Type: "array", Items: w.value(name, t.Elem())}
 	case reflect.Map:
 		return &node{Type: "object", Additional: w.value(name, t.Elem())}
+	case reflect.Interface:
+		return &node{} // anything
 	case reflect.Struct:
 		ref := &node{Ref: "#/definitions/" + t.Name()}
 		if w.made[t.Name()] == nil {

@@ -25,7 +25,7 @@ type fence struct {
 
 var fences = []fence{
 	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{
-		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault",
+		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault", "sallyport/gateway/credential/exchange",
 		"sallyport/internal/seal", "sallyport/audit/sink", "sallyport/sandbox", "github.com/hashicorp/vault", "filippo.io/age", "github.com/moby/moby", "github.com/cilium/ebpf",
 	}, why: "the privilege boundary: the worker parses what sandboxes and upstreams send, so secrets' stores, the authorities' keys, the engine and the datapath are the supervisor's"},
 	{from: []string{"gateway/supervisor"}, to: []string{"sallyport/gateway/worker"}, why: "the supervisor runs none of the worker's code"},
@@ -60,6 +60,9 @@ var homes = map[string][]string{
 	"github.com/spf13/cobra":              {"cmd/sallyport", "internal/test/clitest"},
 	"github.com/miekg/dns":                {"gateway/resolver", "gateway/upstream", "internal/test/testnet"},
 	"filippo.io/age":                      {"internal/seal"},
+	"golang.org/x/oauth2":                 {"gateway/credential/exchange"}, // token endpoints
+	"github.com/lestrrat-go/jwx":          {"gateway/credential/exchange"}, // JWTs; OPA brings it
+	"github.com/aws/aws-sdk-go-v2":        {"gateway/credential/exchange"}, // Signature Version 4
 	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},
 	"github.com/google/nftables":          {"sandbox/datapath"},
 	"github.com/landlock-lsm/go-landlock": {"internal/jail"},
