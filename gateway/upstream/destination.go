@@ -37,8 +37,9 @@ type destination struct {
 	named     []netip.Prefix
 	resolver  *net.Resolver
 	roots     *roots
-	hop       *hop // the proxy on the way, or nil
-	unread    bool // for a tunnel, whose far end may speak first
+	hop       *hop           // the proxy on the way, or nil
+	unread    bool           // for a tunnel, whose far end may speak first
+	at        netip.AddrPort // to connect to, valid unless the name is looked up
 	transport *transport
 }
 
@@ -214,7 +215,10 @@ func (d *destination) connect(ctx context.Context) (*conn, error) {
 		},
 	}
 	dialled := d.dialled
-	if d.inHosts(ctx) {
+	switch {
+	case d.at.IsValid():
+		dialled = d.at.String()
+	case d.inHosts(ctx):
 		dialer.Resolver, dialled = hostsFile, d.authority
 	}
 	c, err := dialer.DialContext(ctx, "tcp", dialled)

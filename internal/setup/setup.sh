@@ -86,10 +86,13 @@ wanted() {
 	fi
 	case $1 in
 	test)
-		# tinyproxy-bin is tinyproxy without the service that listens to everybody.
-		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 strace tcpdump tinyproxy-bin; do
+		# tinyproxy-bin is tinyproxy without the service that listens to everybody, and
+		# redis-tools has Redis's program without its service.
+		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 redis-tools strace tcpdump tinyproxy-bin; do
 			installed "$package" || echo "$package"
 		done
+		set -- "$1" /usr/lib/postgresql/*/bin/initdb
+		[ -e "$2" ] || echo postgresql
 		command -v npm >/dev/null || echo npm # Node's own packages bring it
 		;;
 	esac
@@ -135,9 +138,16 @@ install_packages() {
 	fi
 	say "packages: installing $missing"
 	units=
+	services=
 	case " $missing" in *" docker.io "*)
 		units="docker.service docker.socket"
+		services=docker
 		installed containerd || units="$units containerd.service"
+		;;
+	esac
+	case " $missing" in *" postgresql "*)
+		units="$units postgresql.service"
+		services="$services postgresql"
 		;;
 	esac
 	# shellcheck disable=SC2086 # a list of words
@@ -147,14 +157,15 @@ install_packages() {
 		tail -n 20 "$scratch/apt.log" >&2
 		die "cannot install $missing: mend what apt-get says above and run this again"
 	}
-	# An engine that nobody asked for is not to start with the machine either.
+	# What nobody asked for is not to start with the machine either.
 	# A minimal system has no systemctl, but these links all the same.
 	for unit in $units; do
 		rm -f /etc/systemd/system/*.wants/"$unit"
 	done
-	if [ -n "$units" ] && command -v update-rc.d >/dev/null; then
-		update-rc.d docker disable >>"$scratch/apt.log" 2>&1 || say "packages: could not disable docker at boot"
-	fi
+	for service in $services; do
+		command -v update-rc.d >/dev/null || break
+		update-rc.d "$service" disable >>"$scratch/apt.log" 2>&1 || say "packages: could not disable $service at boot"
+	done
 }
 
 # Makes the link of that name in the cache lead to what is current.

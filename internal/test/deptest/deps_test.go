@@ -75,6 +75,8 @@ var homes = map[string][]string{
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
+	"github.com/jackc/pgx":                {"gateway/postgres"}, // messages of the protocol
+	"github.com/xdg-go/scram":             {"gateway/postgres"},
 	"golang.org/x/mod":                    {"audit/tree", "audit/sink", "audit/encoding"},
 	"modernc.org/sqlite":                  {"audit/index", "memory/history", "memory/search"},
 	"github.com/aymanbagabas/go-udiff":    {"memory/history"},
