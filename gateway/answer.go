@@ -166,7 +166,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
-		credential.ErrTooManySecrets, credential.ErrShort,
+		credential.ErrTooManySecrets, credential.ErrShort, credential.ErrUnfit,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -217,6 +217,8 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
 	case errors.Is(err, credential.ErrShort):
 		return fmt.Sprintf("An operator must set a longer secret for %q, or name its short field in allowShort of that credential in sallyport.yaml.", name)
+	case errors.Is(err, credential.ErrUnfit):
+		return fmt.Sprintf("An operator must set another secret for %q: Sallyport's log says what is wrong with it.", name)
 	case errors.Is(err, credential.ErrTooManySecrets):
 		return "Let requests that are under way end."
 	case errors.Is(err, credential.ErrUnavailable):

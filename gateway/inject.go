@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"crypto/tls"
 	"maps"
 	"net/http"
 	"slices"
@@ -20,6 +21,8 @@ type injection struct {
 	sentWith  []*credential.Use
 	lost      map[string]int // values no longer looked for, by credential
 	transport http.RoundTripper
+	// certificate is shown in the TLS handshake, nil for none.
+	certificate *tls.Certificate
 }
 
 // inject turns the sandbox's request into the one that leaves, with the credentials that
@@ -79,7 +82,9 @@ func (q *request) prepare(r *http.Request) error {
 		// sandbox has of its own are no more welcome for that.
 		q.strip(r)
 	}
-	transport, err := q.gateway.upstreams.RoundTripper(q.route(q.peer, d, strings.Join(names, ","), q.tls()))
+	route := q.route(q.peer, d, strings.Join(names, ","), q.tls())
+	route.Certificate = q.certificate
+	transport, err := q.gateway.upstreams.RoundTripper(route)
 	if err != nil {
 		return err
 	}
@@ -141,6 +146,9 @@ func (q *request) putCredentials(r *http.Request) error {
 		q.used = append(q.used, audit.CredentialUse{Lease: lease.Accessor, Name: lease.Name, Version: lease.Version})
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{credential: i.Credential, err: err}
+		}
+		if c := lease.Certificate(); c != nil {
+			q.certificate = c
 		}
 		if err := q.expose(lease); err != nil {
 			return err

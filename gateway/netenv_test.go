@@ -41,6 +41,7 @@ type netEnv struct {
 	reach *policy.Upstream // how a rule says that the test's hosts are reached
 	token string           // of the client "ci" of the explicit proxy
 	quiet bool             // what the origins say goes nowhere
+	asks  *tls.Config      // how origins ask for client certificates, nil: not
 
 	proxied atomic.Int64 // connections made with connect
 }
@@ -187,6 +188,9 @@ func (w *netEnv) originOf(name, version string, leaf *tls.Certificate) *origin {
 	o.port = addrPort(ln.Addr()).Port()
 	if secure {
 		s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*leaf}}
+		if w.asks != nil {
+			s.TLSConfig.ClientAuth, s.TLSConfig.ClientCAs = w.asks.ClientAuth, w.asks.ClientCAs
+		}
 	}
 	done := make(chan struct{})
 	go func() {

@@ -3,7 +3,7 @@ package policy
 import "net/textproto"
 
 // InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query and cookie"
+const InjectKinds = "header, basic, query, cookie and clientCertificate"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -20,6 +20,10 @@ type Inject struct {
 	// Cookie sets one cookie (RFC 6265).
 	// Example: {name: session, value: "{{ .token }}"}
 	Cookie *CookieInject `yaml:"cookie" json:"cookie,omitempty"`
+	// ClientCertificate shows a certificate in the TLS handshake with the destination, to
+	// no other.
+	// Example: {}
+	ClientCertificate *ClientCertificateInject `yaml:"clientCertificate" json:"clientCertificate,omitempty"`
 }
 
 type HeaderInject struct {
@@ -58,6 +62,18 @@ type CookieInject struct {
 	Value string `yaml:"value" json:"value"`
 }
 
+type ClientCertificateInject struct {
+	// Certificate is a template over the secret's fields, for PEM: the certificate, and
+	// those between it and its authority after it. Default: the field certificate, and
+	// after it ca_chain if there is one.
+	// Example: "{{ .certificate }}"
+	Certificate string `yaml:"certificate" json:"certificate,omitempty"`
+	// Key is a template over the secret's fields, for the PEM of its private key. Default:
+	// the field private_key, or else key.
+	// Example: "{{ .key }}"
+	Key string `yaml:"key" json:"key,omitempty"`
+}
+
 // Place names where an injection goes: two into one place cannot both arrive.
 // The zero Inject is the default, a bearer token.
 func (i Inject) Place() string {
@@ -68,6 +84,8 @@ func (i Inject) Place() string {
 		return "query parameter " + i.Query.Name
 	case i.Cookie != nil:
 		return "cookie " + i.Cookie.Name
+	case i.ClientCertificate != nil:
+		return "TLS handshake"
 	default:
 		return "header Authorization"
 	}

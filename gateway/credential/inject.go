@@ -1,12 +1,14 @@
 package credential
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"text/template/parse"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 
@@ -39,6 +41,9 @@ func kindOf(i policy.Inject) (k kind, err error) {
 	if i.Cookie != nil {
 		take(cookieKind(*i.Cookie))
 	}
+	if i.ClientCertificate != nil {
+		take(certificateKind(*i.ClientCertificate))
+	}
 	switch given {
 	case 0:
 		return bearerKind{}, nil
@@ -55,6 +60,16 @@ type composed struct {
 	length int                 // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
 	secret []string            // the fields that nobody may know, in the order of their use
 	short  []string            // those of them that are shorter than MinSecret
+
+	certificate *tls.Certificate      // of certificateKind
+	fresh       func(time.Time) error // why it cannot be given any more, or yet; nil: it always can
+}
+
+func (c *composed) expired(now time.Time) error {
+	if c.fresh == nil {
+		return nil
+	}
+	return c.fresh(now)
 }
 
 // constant is of a kind that gives each request the same. The last of traces is the value

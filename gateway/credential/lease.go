@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"sallyport/gateway/credential/scrub"
 	"sallyport/policy"
@@ -43,7 +44,7 @@ func (b Binding) on(port string) bool {
 // which never has the secret in it: one that wraps ErrNotBound when the request
 // does not go to the lease's destination over https, ErrNoSecret when the
 // secret lacks a field that the template names, ErrShort when such a field is
-// shorter than MinSecret and may not be.
+// shorter than MinSecret and may not be, ErrUnfit when the kind has no use for the secret.
 //
 // Call StripRequest before.
 func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
@@ -58,6 +59,9 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 		if !l.short(l.Name, field) {
 			return fmt.Errorf("injecting %q: field %q: %w: set a longer one, or name the field in allowShort of the credential", l.Name, field, ErrShort)
 		}
+	}
+	if err := c.expired(time.Now()); err != nil {
+		return fmt.Errorf("injecting %q: %w", l.Name, err)
 	}
 	c.put(r)
 	l.applied = append(l.applied, c)

@@ -134,6 +134,11 @@ func (d *destination) newTransport() *transport {
 		if d.roots != nil {
 			t.tls.RootCAs = d.roots.pool
 		}
+		if c := d.route.Certificate; c != nil {
+			// Also where the upstream names other authorities than its issuer: it then says
+			// why it refuses.
+			t.tls.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c, nil }
+		}
 	}
 	return t
 }

@@ -62,7 +62,9 @@ type Error struct {
 	Kind Kind
 	Host string
 	Port uint16
-	Err  error
+	// Shown names the credential whose client certificate was shown, if any.
+	Shown string
+	Err   error
 }
 
 func (e *Error) Unwrap() error { return e.Err }
@@ -91,6 +93,9 @@ func (e *Error) hint() string {
 	case KindCertificate:
 		return certificateHint(e.Err, e.Host, "roots")
 	case KindTLS:
+		if e.Shown != "" {
+			return fmt.Sprintf("the TLS handshake failed: the upstream refuses the client certificate of credential %q, or does not speak TLS 1.2 or later", e.Shown)
+		}
 		return "the TLS handshake failed: the port does not speak TLS 1.2 or later, or it wants a client certificate"
 	case KindOther:
 		return "the request names another destination than the one that was decided on"
@@ -167,7 +172,11 @@ func (d *destination) fail(err error) error {
 	if errors.As(err, &e) {
 		return e
 	}
-	return &Error{Kind: kindOf(err), Host: d.route.Host, Port: d.route.Port, Err: err}
+	e = &Error{Kind: kindOf(err), Host: d.route.Host, Port: d.route.Port, Err: err}
+	if d.route.Certificate != nil {
+		e.Shown = d.route.Credential
+	}
+	return e
 }
 
 func kindOf(err error) Kind {

@@ -6,13 +6,15 @@
 // changes its mind; that a proxy on the way is asked for such addresses only,
 // unless the rule leaves the name to it; that TLS is verified, always, also
 // inside of what a proxy opens; that a connection or TLS session made for one
-// sandbox, credential or way of reaching the destination serves no other; and
+// sandbox, credential, client certificate or way of reaching the destination serves no other; and
 // that a RoundTripper sends nothing to another destination than its route's. It
 // asks no policy: its caller has decided already.
 package upstream
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -62,6 +64,9 @@ type Route struct {
 	Port       uint16
 	TLS        bool
 	Upstream   *policy.Upstream
+	// Certificate is shown in the TLS handshake with the destination, nil for none. A
+	// connection serves only requests with the same one.
+	Certificate *tls.Certificate
 }
 
 // Pool opens connections and keeps them for the next request. It is safe for
@@ -204,11 +209,15 @@ type key struct {
 	credential, host      string
 	port                  uint16
 	tls                   bool
-	addresses, roots, way string // the resolver, and all about the proxy
+	addresses, roots, way string            // the resolver, and all about the proxy
+	certificate           [sha256.Size]byte // digest of the client's, zero for none
 }
 
 func keyOf(r Route) key {
 	k := key{credential: r.Credential, host: r.Host, port: r.Port, tls: r.TLS}
+	if c := r.Certificate; c != nil {
+		k.certificate = sha256.Sum256(c.Certificate[0])
+	}
 	if u := r.Upstream; u != nil {
 		k.addresses, k.roots, k.way = strings.Join(u.Addresses, " "), u.Roots, u.Resolver
 		if u.Proxy != "" {

@@ -79,6 +79,15 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		}
 		v.template(path+".cookie.value", c.Value, true)
 	}
+	if c := in.ClientCertificate; c != nil {
+		given++
+		if c.Certificate != "" {
+			v.template(path+".clientCertificate.certificate", c.Certificate, true)
+		}
+		if c.Key != "" {
+			v.template(path+".clientCertificate.key", c.Key, true)
+		}
+	}
 	if given != 1 {
 		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)
 	}
