@@ -165,9 +165,7 @@ func modules(team *rego.Team) (map[string]*ast.Module, error) {
 
 const decisionFile = "decision.rego"
 
-// data is what the Rego reads besides input: the team's own, and
-//
-//	data.sallyport.contributed[SET] = the empty set, for what no package of the team defines
+// data is what the Rego reads besides input: the team's own.
 func data(team *rego.Team) (ast.Object, error) {
 	value, err := ast.InterfaceToValue(team.Data)
 	if err != nil {
@@ -177,7 +175,6 @@ func data(team *rego.Team) (ast.Object, error) {
 	if !ok {
 		return nil, errors.New("the team's data is not an object")
 	}
-	root.Insert(ast.StringTerm("sallyport"), ast.ObjectTerm([2]*ast.Term{ast.StringTerm("contributed"), team.Lacks()}))
 	return root, nil
 }
 

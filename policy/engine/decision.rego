@@ -9,7 +9,8 @@
 #   The rule with the most exact destination is first. A list with no rule is missing.
 #
 #   team holds the sets of the team's packages below sallyport.team: {rule, reason} each,
-#   where rule is the package's name, or the name that an allow gives itself.
+#   where rule is the package's name, or the name that an allow gives itself. A set that no
+#   package defines is missing.
 #
 #   A decision is {action, why, rule or team, inject}: the rule, or the team's element, that
 #   decided. The reason that is shown is the team's own, or else why, followed by the rule's
@@ -46,9 +47,15 @@ decision := {"action": "deny", "team": malformed, "error": malformed.error} if {
 } else := {"action": "deny", "why": "no rule allows"}
 
 # A credential goes into a request, and into nothing else.
-credentials := set() if {
-	input.phase != "request"
-} else := {rule.inject | some rule in rules.authorise} | team.inject
+credentials contains rule.inject if {
+	input.phase == "request"
+	some rule in rules.authorise
+}
+
+credentials contains given if {
+	input.phase == "request"
+	some given in team.inject
+}
 
 # A name may be looked up before anybody is asked.
 approval := "allow" if {

@@ -13,8 +13,7 @@ decide_at(partial, entries, contributed) := decision if {
 		list := [object.remove(e, ["effect"]) | some e in entries; e.effect == effect]
 	}
 	given := object.union(object.union({"phase": "request", "protocol": "tls"}, partial), {"rules": rules})
-	sets := object.union({"deny": set(), "approve": set(), "allow": set(), "inject": set()}, contributed)
-	made := sallyport.decision with data.sallyport.contributed as sets
+	made := sallyport.decision with data.sallyport.contributed as contributed
 		with input as given
 	decision := object.union({"inject": set()}, object.union(object.filter(made, ["action", "inject", "error"]), decided_by(made)))
 }

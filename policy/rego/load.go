@@ -289,7 +289,8 @@ func merge(dst, src map[string]any) string {
 }
 
 // Gather is the module that collects the team's sets for the decision. It names
-// each package, so that a decision evaluates nothing of a team but its sets.
+// each package, so that a decision evaluates nothing of a team but its sets. A set that no
+// package defines is undefined, so that OPA passes over the rules that need one.
 func (t *Team) Gather() string {
 	var b strings.Builder
 	b.WriteString("package sallyport.contributed\n")
@@ -320,18 +321,6 @@ func (t *Team) Gather() string {
 // limits tells whether some package defines a limit.
 func (t *Team) limits() bool {
 	return slices.ContainsFunc(t.Sets, func(c Set) bool { return c.Name == "limit" })
-}
-
-// Lacks is data.sallyport.contributed: an empty set for each that no package
-// defines, so that a decision need not find out.
-func (t *Team) Lacks() *ast.Term {
-	var fields [][2]*ast.Term
-	for _, name := range SetNames {
-		if !slices.ContainsFunc(t.Sets, func(c Set) bool { return c.Name == name }) {
-			fields = append(fields, [2]*ast.Term{ast.StringTerm(name), ast.SetTerm()})
-		}
-	}
-	return ast.ObjectTerm(fields...)
 }
 
 func pkgName(r ast.Ref) string { return strings.TrimPrefix(r.String(), "data.") }
