@@ -2,17 +2,33 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
+	jwt "github.com/hashicorp/vault-plugin-auth-jwt"
+	kubernetes "github.com/hashicorp/vault-plugin-auth-kubernetes"
 	kv "github.com/hashicorp/vault-plugin-secrets-kv"
 	"github.com/hashicorp/vault/builtin/credential/approle"
+	"github.com/hashicorp/vault/builtin/credential/cert"
+	"github.com/hashicorp/vault/builtin/logical/aws"
+	"github.com/hashicorp/vault/builtin/logical/database"
+	"github.com/hashicorp/vault/builtin/logical/pki"
+	"github.com/hashicorp/vault/builtin/logical/ssh"
 	"github.com/hashicorp/vault/helper/namespace"
 	vaulthttp "github.com/hashicorp/vault/http"
 	"github.com/hashicorp/vault/internalshared/configutil"
+	"github.com/hashicorp/vault/plugins/database/postgresql"
 	"github.com/hashicorp/vault/sdk/helper/consts"
 	"github.com/hashicorp/vault/sdk/logical"
+	"github.com/hashicorp/vault/sdk/physical"
+	"github.com/hashicorp/vault/sdk/physical/file"
 	"github.com/hashicorp/vault/sdk/physical/inmem"
 	"github.com/hashicorp/vault/vault"
 )
@@ -20,61 +36,97 @@ import (
 // policy is what a gateway needs: to read its secrets, and nothing else.
 const policy = `path "secret/data/*" { capabilities = ["read"] }`
 
-// builtins tells the core's plugin catalog what is compiled in.
-type builtins map[string]consts.PluginType
+var (
+	engines = map[string]logical.Factory{
+		"kv": kv.Factory, "database": database.Factory, "aws": aws.Factory, "ssh": ssh.Factory, "pki": pki.Factory,
+	}
+	logins = map[string]logical.Factory{
+		"approle": approle.Factory, "cert": cert.Factory, "jwt": jwt.Factory, "kubernetes": kubernetes.Factory,
+	}
+	databases = map[string]func() (any, error){"postgresql-database-plugin": postgresql.New}
+)
 
-func (b builtins) Contains(name string, t consts.PluginType) bool { return b[name] == t }
+// builtins tells the core's plugin catalog what is compiled in.
+type builtins struct{}
+
+func (b builtins) Contains(name string, t consts.PluginType) bool {
+	return slices.Contains(b.Keys(t), name)
+}
 
 func (b builtins) Get(name string, t consts.PluginType) (func() (any, error), bool) {
+	if open, ok := databases[name]; ok && t == consts.PluginTypeDatabase {
+		return open, true
+	}
 	return func() (any, error) { return nil, nil }, b.Contains(name, t)
 }
 
-func (b builtins) Keys(t consts.PluginType) []string {
-	var names []string
-	for name, have := range b {
-		if have == t {
-			names = append(names, name)
-		}
+func (builtins) Keys(t consts.PluginType) []string {
+	switch t {
+	case consts.PluginTypeSecrets:
+		return slices.Collect(maps.Keys(engines))
+	case consts.PluginTypeCredential:
+		return slices.Collect(maps.Keys(logins))
+	case consts.PluginTypeDatabase:
+		return slices.Collect(maps.Keys(databases))
 	}
-	return names
+	return nil
 }
 
 func (b builtins) DeprecationStatus(name string, t consts.PluginType) (consts.DeprecationStatus, bool) {
 	return consts.Supported, b.Contains(name, t)
 }
 
-func (b builtins) IsBuiltinEntPlugin(string, consts.PluginType) bool { return false }
+func (builtins) IsBuiltinEntPlugin(string, consts.PluginType) bool { return false }
 
-// start returns a core that is initialised and unsealed, with its one unseal
-// key and its root token.
-func start() (core *vault.Core, key []byte, root string, err error) {
+// start returns a core that is initialised and unsealed, with its one unseal key and its
+// root token. It keeps everything in the folder dir, or in memory where there is none.
+func start(dir string) (core *vault.Core, out ready, err error) {
 	log := hclog.New(&hclog.LoggerOptions{Name: "vault", Level: hclog.Warn})
-	store, err := inmem.NewInmem(nil, log)
+	var store physical.Backend
+	if dir == "" {
+		store, err = inmem.NewInmem(nil, log)
+	} else {
+		store, err = file.NewFileBackend(map[string]string{"path": filepath.Join(dir, "data")}, log)
+	}
 	if err != nil {
-		return nil, nil, "", err
+		return nil, out, err
 	}
 	core, err = vault.NewCore(&vault.CoreConfig{
 		Physical:           store,
-		LogicalBackends:    map[string]logical.Factory{"kv": kv.Factory},
-		CredentialBackends: map[string]logical.Factory{"approle": approle.Factory},
-		BuiltinRegistry:    builtins{"kv": consts.PluginTypeSecrets, "approle": consts.PluginTypeCredential},
+		LogicalBackends:    engines,
+		CredentialBackends: logins,
+		BuiltinRegistry:    builtins{},
 		DisableMlock:       true,
 		Logger:             log,
 	})
 	if err != nil {
-		return nil, nil, "", fmt.Errorf("making the core: %w", err)
+		return nil, out, fmt.Errorf("making the core: %w", err)
+	}
+	before, err := os.ReadFile(filepath.Join(dir, "ready.json"))
+	if dir != "" && err == nil {
+		if err := json.Unmarshal(before, &out); err != nil {
+			return nil, out, err
+		}
+		key, err := hex.DecodeString(out.UnsealKey)
+		if err != nil {
+			return nil, out, err
+		}
+		return core, out, unseal(core, key)
 	}
 	one := &vault.SealConfig{SecretShares: 1, SecretThreshold: 1, StoredShares: 1}
 	init, err := core.Initialize(context.Background(), &vault.InitParams{BarrierConfig: one, RecoveryConfig: one})
 	if err != nil {
-		return nil, nil, "", fmt.Errorf("initialising: %w", err)
+		return nil, out, fmt.Errorf("initialising: %w", err)
 	}
-	key = init.SecretShares[0]
-	// The core wipes the slice that it is given.
-	if ok, err := core.Unseal(append([]byte(nil), key...)); err != nil || !ok {
-		return nil, nil, "", fmt.Errorf("unsealing: %v, %w", ok, err)
+	out.UnsealKey, out.RootToken = hex.EncodeToString(init.SecretShares[0]), init.RootToken
+	return core, out, unseal(core, init.SecretShares[0])
+}
+
+func unseal(core *vault.Core, key []byte) error {
+	if ok, err := core.Unseal(key); err != nil || !ok {
+		return fmt.Errorf("unsealing: %v, %w", ok, err)
 	}
-	return core, key, init.RootToken, nil
+	return nil
 }
 
 // provision mounts KV version 2 at secret/ and makes the AppRole sallyport.

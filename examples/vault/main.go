@@ -1,7 +1,9 @@
 // Command vault runs the real Vault server core in memory, initialised and
 // unsealed, with a KV version 2 mount at secret/ and an AppRole that may read
 // it. It is for tests and for trying out the vault source: everything is lost
-// when it ends, and it prints its root token.
+// when it ends, unless -data says otherwise, and it prints its root token. The engines
+// database (PostgreSQL), aws, ssh and pki and the logins approle, cert, jwt and
+// kubernetes are in it, to be enabled through its API.
 //
 //	echo '{"token":"sk-…"}' | vault -put openai -tls DIR
 //
@@ -12,7 +14,6 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -38,16 +40,17 @@ type ready struct {
 func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "loopback `address` to listen on")
 	tlsDir := flag.String("tls", "", "serve TLS, with a certificate made in `directory`")
+	data := flag.String("data", "", "keep everything in `directory`, with the keys to it, and go on with what is there")
 	put := flag.String("put", "", "write the JSON object on standard input to secret/data/`name`")
 	bound := flag.Bool("until-eof", false, "end when standard input ends, so as not to outlive who started it")
 	flag.Parse()
-	if err := run(*listen, *tlsDir, *put, *bound); err != nil {
+	if err := run(*listen, *tlsDir, *data, *put, *bound); err != nil {
 		fmt.Fprintln(os.Stderr, "vault:", err)
 		os.Exit(1)
 	}
 }
 
-func run(listen, tlsDir, put string, bound bool) error {
+func run(listen, tlsDir, data, put string, bound bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	ctx, end := context.WithCancel(ctx)
@@ -61,28 +64,37 @@ func run(listen, tlsDir, put string, bound bool) error {
 		l.Close()
 		return fmt.Errorf("%s is not a loopback address: this server prints its root token", l.Addr())
 	}
-	out := ready{Address: "http://" + l.Addr().String()}
+	core, out, err := start(data)
+	if err != nil {
+		return err
+	}
+	out.Address = "http://" + l.Addr().String()
 	if tlsDir != "" {
 		out.Address = "https://" + l.Addr().String()
 		if l, out.CAFile, err = secure(l, tlsDir); err != nil {
 			return err
 		}
 	}
-
-	core, key, root, err := start()
-	if err != nil {
-		return err
-	}
-	out.UnsealKey, out.RootToken = hex.EncodeToString(key), root
-	if out.RoleID, out.SecretID, err = provision(ctx, core, root); err != nil {
-		return err
+	if out.RoleID == "" { // a new core
+		if out.RoleID, out.SecretID, err = provision(ctx, core, out.RootToken); err != nil {
+			return err
+		}
 	}
 	if put != "" {
 		var fields map[string]any
 		if err := json.NewDecoder(os.Stdin).Decode(&fields); err != nil {
 			return fmt.Errorf("reading the secret from standard input: %w", err)
 		}
-		if _, err := write(ctx, core, root, "secret/data/"+put, map[string]any{"data": fields}); err != nil {
+		if _, err := write(ctx, core, out.RootToken, "secret/data/"+put, map[string]any{"data": fields}); err != nil {
+			return err
+		}
+	}
+	if data != "" {
+		text, err := json.Marshal(out)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(data, "ready.json"), text, 0o600); err != nil {
 			return err
 		}
 	}
