@@ -136,7 +136,7 @@ func (q *request) strip(r *http.Request) {
 func (q *request) putCredentials(r *http.Request) error {
 	q.strip(r)
 	askSearchable(r.Header)
-	to := credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Policy: q.grant.decision.Revision}
+	to := credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
 	for _, i := range q.grant.decision.Inject {
 		lease, err := q.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {

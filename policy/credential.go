@@ -1,5 +1,10 @@
 package policy
 
+import (
+	"slices"
+	"strings"
+)
+
 // Credential is a named reference to a secret.
 type Credential struct {
 	// Name is what an authRef says.
@@ -12,6 +17,12 @@ type Credential struct {
 	// place. Default: none, so that they get the secret.
 	// Example: {githubApp: {appID: "12345", installationID: "67890"}}
 	Exchange *Exchange `yaml:"exchange" json:",omitempty"`
+	// Grace is how long the secret is used on after its source was last asked with success
+	// and 30 seconds more (or what the source says), while the source cannot be reached. It
+	// is never used past its own expiry, nor where the source refuses it. At most 24h.
+	// Default: 0, so that requests fail then.
+	// Example: 10m
+	Grace Duration `yaml:"grace" json:",omitzero"`
 	// AllowShort names fields of the secret that may be injected although they are
 	// shorter than 16 bytes, as a public part beside a token, or a PIN that a service
 	// gives. Such a request is else refused with 503: a short secret can be guessed,
@@ -29,12 +40,41 @@ type CredentialSource struct {
 	Vault *VaultSource `yaml:"vault"`
 }
 
-// VaultSource is a secret in a Vault KV version 2 mount.
+// VaultSource is a secret in Vault: one that is kept in a KV mount, or one that an engine
+// makes for each sandbox and that ends with it.
 type VaultSource struct {
-	// Path is the API path, with "data": secret/data/openai.
+	// Path is the API path: secret/data/openai in a KV version 2 mount (with "data"),
+	// kv/openai in one of version 1; else that of an engine: database/creds/ROLE,
+	// aws/creds/ROLE, aws/sts/ROLE, ssh/sign/ROLE or pki/issue/ROLE, below any mount.
 	// Example: secret/data/openai
+	// Example: database/creds/readonly
 	Path string `yaml:"path"`
 	// Field picks one field. Default: all of them, for templates.
 	// Example: token
 	Field string `yaml:"field"`
+}
+
+// Engine is the word before the role in the path of an engine that makes secrets: creds,
+// sts, sign or issue. It is empty for one that keeps them.
+func (s VaultSource) Engine() string {
+	mount, role, ok := cutLast(s.Path)
+	if !ok || role == "" || strings.Contains(s.Path, "/data/") {
+		return ""
+	}
+	switch _, word, ok := cutLast(mount); {
+	case ok && slices.Contains([]string{"creds", "sts", "sign", "issue"}, word):
+		return word
+	}
+	return ""
+}
+
+// Makes reports whether each sandbox has a secret of its own.
+func (s VaultSource) Makes() bool { return s.Engine() != "" }
+
+func cutLast(path string) (before, last string, ok bool) {
+	i := strings.LastIndexByte(path, '/')
+	if i < 0 {
+		return path, "", false
+	}
+	return path[:i], path[i+1:], true
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"strings"
 	"sync"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/singleflight"
 )
 
 // Options configure a Broker.
@@ -38,17 +38,20 @@ type Options struct {
 }
 
 // Reading is what is told of a read of a source.
-type Reading struct{ Version, Accessor string }
-
-// retryAfter is how long a Remote source's failure is remembered, so that a
-// sandbox cannot drive the gateway to flood it.
-const retryAfter = time.Second
+type Reading struct {
+	Version, Accessor string
+	// Sandbox is the ID of the sandbox that the secret is for, where each has its own.
+	Sandbox string
+	// Renewed says that the same secret was given a longer life.
+	Renewed bool
+}
 
 // Broker leases credentials. It is safe for concurrent use.
 //
-// A Remote source's answer holds until its TTL or the material's expiry is
-// over and never longer: while the source cannot be reached after that, leases
-// fail.
+// A Remote source's answer holds until its TTL or the material's expiry is over. It is
+// read again before, while the old one is still leased. While the source cannot be
+// reached, the old one is leased until the credential's grace after the TTL is over too,
+// but never past its expiry; then leases fail. A source that refuses ends what it gave.
 type Broker struct {
 	bound   func(credential, host string, port uint16) bool
 	short   func(credential, field string) bool
@@ -62,6 +65,15 @@ type Broker struct {
 type generation struct {
 	revision string
 	entries  map[string]*entry
+}
+
+// entry returns what a credential has for a sandbox, nil for an unknown name.
+func (g *generation) entry(name, sandbox string) *entry {
+	e := g.entries[name]
+	if e != nil && e.owned != nil {
+		return e.owned.entry(sandbox)
+	}
+	return e
 }
 
 // New returns a Broker.
@@ -88,23 +100,84 @@ func New(o Options) *Broker {
 
 // Replace exchanges all sources for those of a policy's revision, as a reload
 // does, and forgets what the old ones said. From then on a decision of another
-// policy leases nothing: a name may stand for another secret now.
+// policy leases nothing: a name may stand for another secret now. What sandboxes have of
+// their own stays where a name has the same PerSandbox source as before, and is given up
+// elsewhere.
 func (b *Broker) Replace(sources map[string]Source, revision string) {
+	before := b.current.Load()
 	entries := make(map[string]*entry, len(sources))
 	for name, src := range sources {
-		e := &entry{source: src, onRead: func(r Reading, err error) { b.onRead(name, r, err) }}
-		if l, ok := src.(Login); ok { // what it wraps may be Remote
+		e := &entry{source: src, timeout: b.timeout, log: b.log.With("credential", name)}
+		e.onRead = func(r Reading, err error) { b.onRead(name, r, err) }
+		if l, ok := e.source.(Login); ok { // what it wraps may be Remote
 			e.source, e.proxies, e.registries, e.sinks = l.Source, l.Proxies, l.Registries, l.Sinks
+		}
+		if l, ok := e.source.(Lasting); ok {
+			e.source, e.grace = l.Source, l.Grace
+		}
+		if each, ok := e.source.(PerSandbox); ok {
+			e.owned = &owned{source: each, of: e, each: map[string]*entry{}}
+			if before != nil {
+				e.owned.takeOver(before.entries[name])
+			}
 		}
 		entries[name] = e
 	}
 	b.current.Store(&generation{revision, entries})
+	if before == nil {
+		return
+	}
+	for _, e := range before.entries {
+		e.owned.close()
+	}
+}
+
+// Retain gives up what sandboxes have of their own of credentials, but for those that keep
+// reports true of. The empty ID is the host's own.
+func (b *Broker) Retain(keep func(credential, sandbox string) bool) {
+	for name, e := range b.current.Load().entries {
+		e.owned.end(func(sandbox string) bool { return keep(name, sandbox) })
+	}
 }
 
 // Lease returns the right to put the named credential into one request to the
 // destination. Its errors wrap ErrNotBound, ErrStale, ErrUnknown,
 // ErrNoSecret, ErrUnavailable, ErrRefused or the context's error.
 func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, error) {
+	e, err := b.bind(name, to)
+	if err != nil {
+		return nil, err
+	}
+	s, err := e.get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("leasing %q: %w", name, err)
+	}
+	return &Lease{Name: name, Version: s.material.Version, Accessor: s.material.Accessor, to: to, secret: s, short: b.short}, nil
+}
+
+// Refresh has the source of a credential asked again because a destination did not take
+// the version that was leased for it, and says whether there is another one now. The
+// source is asked at most once in [RefreshEvery] for one secret: what a sandbox sends can
+// have a destination refuse anything. Its errors are Lease's.
+func (b *Broker) Refresh(ctx context.Context, name string, to Binding, version string) (changed bool, err error) {
+	e, err := b.bind(name, to)
+	if err != nil {
+		return false, err
+	}
+	if changed, err = e.refresh(ctx, version); err != nil {
+		return false, fmt.Errorf("refreshing %q: %w", name, err)
+	}
+	return changed, nil
+}
+
+// PerSandbox reports whether each sandbox has a secret of its own of a credential.
+func (b *Broker) PerSandbox(name string) bool {
+	e := b.current.Load().entries[name]
+	return e != nil && e.owned != nil
+}
+
+// bind checks that a credential may go to a destination, and returns its entry.
+func (b *Broker) bind(name string, to Binding) (*entry, error) {
 	// Before anything is read: what is not bound must cost nothing.
 	switch {
 	case !to.TLS:
@@ -116,18 +189,13 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	if now.revision != "" && now.revision != to.Policy {
 		return nil, fmt.Errorf("leasing %q for %s: %w: ask for a decision again", name, to, ErrStale)
 	}
-	e, ok := now.entries[name]
-	if !ok {
+	switch e := now.entries[name]; {
+	case e == nil:
 		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
-	}
-	if len(e.sinks) > 0 {
+	case len(e.sinks) > 0:
 		return nil, fmt.Errorf("leasing %q for %s: %w: it is for sinks of the audit log alone", name, to, ErrNotBound)
 	}
-	s, err := e.get(ctx, b.timeout)
-	if err != nil {
-		return nil, fmt.Errorf("leasing %q: %w", name, err)
-	}
-	return &Lease{Name: name, Version: s.material.Version, Accessor: s.material.Accessor, to: to, secret: s, short: b.short}, nil
+	return now.entry(name, to.Sandbox), nil
 }
 
 // Contains says whether value is, or holds in any spelling that a Scrubber
@@ -139,9 +207,9 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 	var group errgroup.Group
 	group.SetLimit(8)
 	want := sha256.Sum256([]byte(strings.TrimSpace(value)))
-	for n, e := range b.current.Load().entries {
+	for n, e := range b.all() {
 		group.Go(func() error {
-			s, err := e.get(ctx, b.timeout)
+			s, err := e.get(ctx)
 			if errors.Is(err, ErrNoSecret) {
 				return nil
 			}
@@ -167,101 +235,20 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 	return name, found, err
 }
 
-// entry is one credential's source and what it last said.
-type entry struct {
-	source  Source
-	proxies []string // that may be given it as a login
-	// registries may be, too.
-	registries []string
-	sinks      []string // of the audit log, likewise
-	flight     singleflight.Group
-	onRead     func(r Reading, err error)
-
-	mu    sync.Mutex
-	last  *secret
-	err   error
-	until time.Time // last, or err, of a Remote source holds until then
-}
-
-// get returns what the source says now.
-func (e *entry) get(ctx context.Context, timeout time.Duration) (*secret, error) {
-	remote, ok := e.source.(Remote)
-	if !ok {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		s, _, err := e.read(ctx, 0)
-		return s, err
-	}
-	if s, err, ok := e.cached(); ok {
-		return s, err
-	}
-	// The read outlives the request that began it: others wait for it too.
-	result := e.flight.DoChan("", func() (any, error) {
-		if s, err, ok := e.cached(); ok {
-			return s, err
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-		defer cancel()
-		s, m, err := e.read(ctx, remote.TTL())
-		e.onRead(Reading{m.Version, m.Accessor}, err)
-		return s, err
-	})
-	select {
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the source: %w", ctx.Err())
-	case r := <-result:
-		s, _ := r.Val.(*secret)
-		return s, r.Err
-	}
-}
-
-func (e *entry) cached() (*secret, error, bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !time.Now().Before(e.until) {
-		return nil, nil, false
-	}
-	return e.last, e.err, true
-}
-
-// read asks the source and remembers the answer for ttl.
-func (e *entry) read(ctx context.Context, ttl time.Duration) (_ *secret, m Material, err error) {
-	m, err = e.source.Read(ctx)
-	now := time.Now()
-	switch {
-	case err == nil && len(m.Fields) == 0:
-		err = fmt.Errorf("%w: its source has no field", ErrNoSecret)
-	case err == nil && !m.Expires.IsZero() && !now.Before(m.Expires):
-		err = fmt.Errorf("%w: its source returned one that has expired", ErrUnavailable)
-	}
-
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if err != nil {
-		e.last, e.err, e.until = nil, err, now.Add(min(ttl, retryAfter))
-		return nil, m, err
-	}
-	// The same secret keeps what was derived from it.
-	if e.last == nil || !same(e.last.material, m) {
-		e.last = &secret{material: m}
-	}
-	e.err, e.until = nil, now.Add(ttl)
-	if !m.Expires.IsZero() && m.Expires.Before(e.until) {
-		e.until = m.Expires
-	}
-	return e.last, m, nil
-}
-
-// same compares two readings of one source in this process, whose timing no
-// sandbox can see.
-func same(a, b Material) bool {
-	if a.Version != b.Version || len(a.Fields) != len(b.Fields) {
-		return false
-	}
-	for name, v := range a.Fields {
-		if w, ok := b.Fields[name]; !ok || v.Reveal() != w.Reveal() {
-			return false
+// all are the secrets that there are: of a credential that each sandbox has its own of,
+// those that were given to one.
+func (b *Broker) all() iter.Seq2[string, *entry] {
+	return func(yield func(string, *entry) bool) {
+		for name, e := range b.current.Load().entries {
+			each := []*entry{e}
+			if e.owned != nil {
+				each = e.owned.list()
+			}
+			for _, e := range each {
+				if !yield(name, e) {
+					return
+				}
+			}
 		}
 	}
-	return true
 }

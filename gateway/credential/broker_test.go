@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,6 +45,18 @@ func (s *source) set(value string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.value, s.err = value, err
+}
+
+func (s *source) slow(by time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delay = by
+}
+
+func (s *source) expire(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expiry = at
 }
 
 func (s *source) count() int {
@@ -133,19 +146,17 @@ func TestRemoteSourceIsCachedAndNeverStale(t *testing.T) {
 		b := broker(map[string]credential.Source{"key": remote{src}})
 		version(t, b)
 		src.set("two", nil)
-		time.Sleep(29 * time.Second)
+		time.Sleep(23 * time.Second)
 		if got := version(t, b); got != "one" || src.count() != 1 {
-			t.Errorf("within the TTL: %q after %d reads", got, src.count())
+			t.Errorf("within four fifths of the TTL: %q after %d reads", got, src.count())
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Hour) // idle
 		if got := version(t, b); got != "two" || src.count() != 2 {
 			t.Errorf("after the TTL: %q after %d reads", got, src.count())
 		}
 
 		src.set("", credential.ErrUnavailable)
-		time.Sleep(29 * time.Second)
-		version(t, b)
-		time.Sleep(time.Second)
+		time.Sleep(30 * time.Second)
 		for range 100 {
 			if l, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrUnavailable) {
 				t.Fatalf("a stale secret was leased: %v, %v", l, err)
@@ -158,6 +169,142 @@ func TestRemoteSourceIsCachedAndNeverStale(t *testing.T) {
 		time.Sleep(time.Second)
 		if got := version(t, b); got != "three" {
 			t.Errorf("a second after it is back: %q", got)
+		}
+	})
+}
+
+func TestRenewalIsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one"}
+		b := broker(map[string]credential.Source{"key": remote{src}})
+		version(t, b)
+		src.set("two", nil)
+		src.slow(3 * time.Second)
+		time.Sleep(24 * time.Second)
+		began := time.Now()
+		for range 100 {
+			if got := version(t, b); got != "one" {
+				t.Errorf("while the next version is read: %q", got)
+			}
+		}
+		if time.Since(began) != 0 {
+			t.Errorf("leases waited %v for it", time.Since(began))
+		}
+		time.Sleep(4 * time.Second)
+		if got := version(t, b); got != "two" || src.count() != 2 {
+			t.Errorf("then %q after %d reads, want two after 2", got, src.count())
+		}
+	})
+}
+
+func TestGrace(t *testing.T) {
+	for name, tt := range map[string]struct {
+		grace, expires time.Duration
+		refused        error
+		want           time.Duration // for which it is leased
+	}{
+		"none":               {0, 0, credential.ErrUnavailable, 30 * time.Second},
+		"of a minute":        {time.Minute, 0, credential.ErrUnavailable, 90 * time.Second},
+		"past its expiry":    {time.Minute, 40 * time.Second, credential.ErrUnavailable, 40 * time.Second},
+		"expiry before TTL":  {time.Minute, 10 * time.Second, credential.ErrUnavailable, 10 * time.Second},
+		"the source refuses": {time.Minute, 0, credential.ErrRefused, 25 * time.Second},
+		"it has none now":    {time.Minute, 0, credential.ErrNoSecret, 25 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := &source{value: "one"}
+				if tt.expires > 0 {
+					src.expiry = time.Now().Add(tt.expires)
+				}
+				b := broker(map[string]credential.Source{"key": credential.Lasting{Source: remote{src}, Grace: tt.grace}})
+				version(t, b)
+				src.set("", tt.refused)
+				began := time.Now()
+				for {
+					if _, err := b.Lease(t.Context(), "key", api); err != nil {
+						if !errors.Is(err, tt.refused) && !errors.Is(err, credential.ErrUnavailable) {
+							t.Errorf("then %v", err)
+						}
+						break
+					}
+					time.Sleep(time.Second)
+				}
+				if got := time.Since(began); got != tt.want {
+					t.Errorf("leased for %v after its source failed, want %v", got, tt.want)
+				}
+				if asked := src.count(); asked > 20 {
+					t.Errorf("asked %d times meanwhile", asked)
+				}
+				src.set("two", nil)
+				src.expire(time.Time{})
+				time.Sleep(8 * time.Second)
+				if got := version(t, b); got != "two" {
+					t.Errorf("when the source is back: %q", got)
+				}
+			})
+		})
+	}
+}
+
+// A source that hangs must not hold up what can be leased all the same.
+func TestGraceAfterIdleness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one"}
+		b := broker(map[string]credential.Source{"key": credential.Lasting{Source: remote{src}, Grace: time.Hour}})
+		version(t, b)
+		time.Sleep(10 * time.Minute)
+		src.slow(time.Hour)
+		began := time.Now()
+		if got := version(t, b); got != "one" || time.Since(began) != 5*time.Second {
+			t.Errorf("the first after the TTL: %q after %v, want one after the time of a try", got, time.Since(began))
+		}
+		for range 100 {
+			began := time.Now()
+			if got := version(t, b); got != "one" || time.Since(began) != 0 {
+				t.Fatalf("a later one: %q after %v", got, time.Since(began))
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(5 * time.Second)
+	})
+}
+
+func TestRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one", delay: time.Second}
+		b := broker(map[string]credential.Source{"key": remote{src}})
+		version(t, b)
+		src.set("two", nil)
+		var wg sync.WaitGroup
+		var changed atomic.Int64
+		for range 1000 {
+			wg.Go(func() {
+				is, err := b.Refresh(t.Context(), "key", api, "one")
+				must.OK(t, err)
+				if is {
+					changed.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if src.count() != 2 || changed.Load() == 0 || version(t, b) != "two" {
+			t.Errorf("1000 refusals of one version: %d reads, %d saw the change, then %q", src.count(), changed.Load(), version(t, b))
+		}
+		for range 100 { // whatever the sandbox makes the destination say
+			if is, err := b.Refresh(t.Context(), "key", api, "two"); is || err != nil {
+				t.Error(is, err)
+			}
+		}
+		if src.count() != 2 {
+			t.Errorf("asked again within %v", credential.RefreshEvery)
+		}
+		time.Sleep(credential.RefreshEvery)
+		src.set("", credential.ErrUnavailable)
+		if is, err := b.Refresh(t.Context(), "key", api, "two"); is || err != nil || version(t, b) != "two" {
+			t.Errorf("while the source is away: %v, %v: what was leased before goes on", is, err)
+		}
+		if _, err := b.Refresh(t.Context(), "unbound", api, "two"); !errors.Is(err, credential.ErrNotBound) {
+			t.Errorf("not bound: %v", err)
 		}
 	})
 }

@@ -65,6 +65,9 @@ type Binding struct {
 	Host string
 	Port uint16
 	TLS  bool
+	// Sandbox is the ID of the sandbox that sends the request. It matters where each
+	// sandbox has a secret of its own: see PerSandbox.
+	Sandbox string
 	// Policy is the revision of the policy that decided.
 	Policy string
 }
@@ -88,10 +91,22 @@ type Source interface {
 	Read(ctx context.Context) (Material, error)
 }
 
-// Remote is a Source that is slow or busy: the Broker asks it again only after
-// its TTL, or when the material expires, if that is sooner. A Source that is not
-// Remote is asked for each lease.
+// Remote is a Source that is slow or busy: the Broker asks it again only when four fifths
+// of its TTL, or of the time until the material expires, if that is shorter, are over. A
+// Source that is not Remote is asked for each lease.
 type Remote interface {
 	Source
+	// TTL is how long material holds. It is that of material without expiry; where all
+	// of it expires, [UntilExpiry].
 	TTL() time.Duration
+}
+
+// UntilExpiry is the TTL of a Source whose material says when it expires.
+const UntilExpiry = 100 * 365 * 24 * time.Hour
+
+// Lasting is a Remote Source whose material may be leased for a grace after its TTL, and
+// never past its expiry, while the source cannot be reached.
+type Lasting struct {
+	Source
+	Grace time.Duration
 }

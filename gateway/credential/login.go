@@ -56,7 +56,7 @@ func (b *Broker) granted(ctx context.Context, name, use, hint string, may func(*
 	case !may(e):
 		return nil, fmt.Errorf("leasing %q for the %s: %w: %s", name, use, ErrNotBound, hint)
 	}
-	s, err := e.get(ctx, b.timeout)
+	s, err := e.get(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("leasing %q: %w", name, err)
 	}

@@ -43,6 +43,11 @@ func (s *Supervisor) withdraw(_ context.Context, c workerapi.WithdrawRequest) (i
 	return ipc.None{}, nil
 }
 
+// isKnown reports whether an ID is of a sandbox that runs or of a client.
+func (s *Supervisor) isKnown(id string) bool {
+	return s.identifySubject(&approval.Subject{SandboxID: id})
+}
+
 // identifySubject sets a subject's name, session and owner as they are known here, and
 // reports whether there is such a sandbox or client.
 func (s *Supervisor) identifySubject(subject *approval.Subject) bool {

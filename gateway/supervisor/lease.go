@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -26,17 +27,27 @@ const (
 // leaseServer answers MethodLease and MethodLogin.
 type leaseServer struct {
 	broker *credential.Broker
-	key    [sha256.Size]byte // of the marks, which do not reveal whether two secrets are equal
+	known  func(id string) bool // of sandboxes and clients
+	key    [sha256.Size]byte    // of the marks, which do not reveal whether two secrets are equal
 }
 
-func newLeaseServer(b *credential.Broker) *leaseServer {
-	l := &leaseServer{broker: b}
+func newLeaseServer(b *credential.Broker, known func(id string) bool) *leaseServer {
+	l := &leaseServer{broker: b, known: known}
 	_, _ = rand.Read(l.key[:]) // never fails (crypto/rand)
 	return l
 }
 
 func (l *leaseServer) lease(ctx context.Context, c workerapi.LeaseRequest) (workerapi.LeaseReply, error) {
-	lease, err := l.broker.Lease(ctx, c.Credential, credential.Binding{Host: c.Host, Port: c.Port, TLS: c.TLS, Policy: c.Policy})
+	to := credential.Binding{Host: c.Host, Port: c.Port, TLS: c.TLS, Sandbox: c.Sandbox, Policy: c.Policy}
+	if l.broker.PerSandbox(c.Credential) && !l.known(c.Sandbox) {
+		return workerapi.LeaseReply{}, fmt.Errorf("leasing %q: %w: %w", c.Credential, credential.ErrNotBound, errNotRunning)
+	}
+	if c.Refused != "" {
+		if _, err := l.broker.Refresh(ctx, c.Credential, to, c.Refused); err != nil {
+			return workerapi.LeaseReply{}, err
+		}
+	}
+	lease, err := l.broker.Lease(ctx, c.Credential, to)
 	if err != nil {
 		return workerapi.LeaseReply{}, err
 	}

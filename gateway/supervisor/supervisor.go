@@ -175,9 +175,10 @@ func New(o Options) *Supervisor {
 		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
 	}
 	s := &Supervisor{
-		o: o, leases: newLeaseServer(o.Broker), segments: rate.NewLimiter(often, segmentBurst), segmentTurn: make(chan struct{}, 1),
+		o: o, segments: rate.NewLimiter(often, segmentBurst), segmentTurn: make(chan struct{}, 1),
 		patience: workerapi.AnswerWithin, loopbacks: quota.New(maxLoopback, maxLoopbackPerSandbox),
 	}
+	s.leases = newLeaseServer(o.Broker, s.isKnown)
 	s.process = supervise.New(supervise.Options{
 		Name: "the gateway's process", Logger: o.Logger, Output: s.relayLog, Limit: supervise.OutputLimit{Line: 64 << 10, Rate: 100, Burst: 2000},
 		Spec: s.spec, Peer: func(*supervise.Process) ipc.Options { return s.peerOptions() },

@@ -44,6 +44,13 @@ func (v *vault) Read(context.Context) (credential.Material, error) {
 	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1", Accessor: "reading-1"}, nil
 }
 
+// each is a source of a secret for each sandbox.
+type each struct{ *vault }
+
+func (e each) For(string) credential.OwnSource { return e }
+func (each) TTL() time.Duration                { return time.Minute }
+func (each) End()                              {}
+
 // scene is a Supervisor and the far end of its connection, which a test plays.
 type scene struct {
 	supervisor *Supervisor
@@ -98,8 +105,10 @@ func newScene(t *testing.T) *scene {
 	w := New(Options{
 		AuditDir: trail, Authority: authority, Names: table, Logger: slog.New(slog.DiscardHandler),
 		Broker: credential.New(credential.Options{
-			Sources: map[string]credential.Source{"key": v, "other": v}, Revision: revision,
-			Bound: func(name, host string, port uint16) bool { return name == "key" && host == bound && port == 443 },
+			Sources: map[string]credential.Source{"key": v, "other": v, "each": each{v}}, Revision: revision,
+			Bound: func(name, host string, port uint16) bool {
+				return (name == "key" || name == "each") && host == bound && port == 443
+			},
 		}),
 		Local: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("198.51.100.1/32")} },
 		Identities: func() map[netip.Addr]policy.Sandbox {
@@ -130,6 +139,9 @@ func TestLeaseIsChecked(t *testing.T) {
 		"a credential without rule": {workerapi.LeaseRequest{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
 		"no such credential":        {workerapi.LeaseRequest{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
 		"another policy":            {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
+		"a sandbox's own":           {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: "box"}, nil},
+		"one that does not run":     {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: "gone"}, credential.ErrNotBound},
+		"the host's own":            {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
 		"no policy":                 {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
 	} {
 		t.Run(name, func(t *testing.T) {

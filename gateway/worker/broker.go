@@ -23,40 +23,67 @@ type broker struct {
 	peer  *ipc.Peer
 	bound func(credential, host string, port uint16) bool
 	short func(credential, field string) bool
+	own   func(credential string) bool // each sandbox has a secret of its own
 
 	mu     sync.Mutex
-	leases map[string]*cachedLease // by credential
+	leases map[leaseKey]*cachedLease
 }
 
-// cachedLease is one credential in use.
+// leaseKey is a credential, and the sandbox that has its own secret of it.
+type leaseKey struct{ credential, sandbox string }
+
+// cachedLease is one secret in use.
 type cachedLease struct {
+	source *source
 	broker *credential.Broker
 	used   time.Time
 }
 
-func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
-	return &broker{peer: p, bound: bound, short: short, leases: map[string]*cachedLease{}}
+func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(string, string) bool, own func(string) bool) *broker {
+	return &broker{peer: p, bound: bound, short: short, own: own, leases: map[leaseKey]*cachedLease{}}
 }
 
 // Lease takes one use of a cached lease, or asks the supervisor, which checks the binding.
 // The binding is checked here first, to spare the supervisor calls that it would refuse.
 func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
-	b.mu.Lock()
-	h := b.leases[name]
-	if h == nil && b.bound(name, to.Host, to.Port) { // which bounds the names too
-		h = &cachedLease{broker: credential.New(credential.Options{
-			Sources: map[string]credential.Source{name: &source{peer: b.peer, name: name}},
-			Bound:   b.bound, AllowShort: b.short,
-		})}
-		b.leases[name] = h
-	}
+	h, to := b.cached(name, to)
 	if h == nil {
-		b.mu.Unlock()
 		return credential.New(credential.Options{Bound: b.bound}).Lease(ctx, name, to) // says why not
 	}
-	h.used = time.Now()
-	b.mu.Unlock()
 	return h.broker.Lease(context.WithValue(ctx, bindingKey{}, to), name, to)
+}
+
+// Refresh is [credential.Broker.Refresh], asked of the supervisor.
+func (b *broker) Refresh(ctx context.Context, name string, to credential.Binding, version string) (changed bool, err error) {
+	h, to := b.cached(name, to)
+	if h == nil {
+		_, err := b.Lease(ctx, name, to)
+		return false, err
+	}
+	return h.source.refresh(ctx, to, version)
+}
+
+// cached returns what is there for a credential that is bound, and the binding to lease
+// it with.
+func (b *broker) cached(name string, to credential.Binding) (*cachedLease, credential.Binding) {
+	if !b.own(name) {
+		to.Sandbox = "" // one lease for all
+	}
+	key := leaseKey{name, to.Sandbox}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := b.leases[key]
+	if h == nil && b.bound(name, to.Host, to.Port) { // which bounds the names too
+		from := &source{peer: b.peer, name: name}
+		h = &cachedLease{source: from, broker: credential.New(credential.Options{
+			Sources: map[string]credential.Source{name: from}, Bound: b.bound, AllowShort: b.short,
+		})}
+		b.leases[key] = h
+	}
+	if h != nil {
+		h.used = time.Now()
+	}
+	return h, to
 }
 
 // Login implements upstream.Logins. It asks the supervisor each time that a proxy is
@@ -74,7 +101,7 @@ func (b *broker) Login(ctx context.Context, name, proxy string) (username, passw
 func (b *broker) clear(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	maps.DeleteFunc(b.leases, func(_ string, h *cachedLease) bool { return now.IsZero() || now.Sub(h.used) >= keepLease })
+	maps.DeleteFunc(b.leases, func(_ leaseKey, h *cachedLease) bool { return now.IsZero() || now.Sub(h.used) >= keepLease })
 }
 
 // run clears until ctx is done.
@@ -130,7 +157,7 @@ func (s *source) Read(ctx context.Context) (credential.Material, error) {
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workerapi.AnswerWithin)
 			defer cancel()
-			return nil, s.ask(ctx, to)
+			return nil, s.ask(ctx, to, "")
 		})
 		select {
 		case <-ctx.Done():
@@ -164,14 +191,26 @@ func (s *source) has(to credential.Binding) bool {
 
 func (g *grant) usable() bool { return g != nil && g.uses > 0 && time.Now().Before(g.until) }
 
-// ask leases more.
-func (s *source) ask(ctx context.Context, to credential.Binding) error {
+// refresh leases more after a destination did not take a version.
+func (s *source) refresh(ctx context.Context, to credential.Binding, refused string) (bool, error) {
+	_, err, _ := s.flight.Do("refresh "+to.String()+" "+refused, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workerapi.AnswerWithin)
+		defer cancel()
+		return nil, s.ask(ctx, to, refused)
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return err == nil && s.last.Version != refused, err
+}
+
+// ask leases more, and says which version is no good, if one is.
+func (s *source) ask(ctx context.Context, to credential.Binding, refused string) error {
 	s.mu.Lock()
 	have := s.mark
 	s.mu.Unlock()
 	asked := time.Now()
 	var got workerapi.LeaseReply
-	if err := s.peer.Call(ctx, workerapi.MethodLease, workerapi.LeaseRequest{Credential: s.name, Host: to.Host, Port: to.Port, TLS: to.TLS, Policy: to.Policy, Have: have}, &got); err != nil {
+	if err := s.peer.Call(ctx, workerapi.MethodLease, workerapi.LeaseRequest{Credential: s.name, Host: to.Host, Port: to.Port, TLS: to.TLS, Sandbox: to.Sandbox, Policy: to.Policy, Have: have, Refused: refused}, &got); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -51,7 +51,7 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 		token := *s.secret.Load()
 		got := workerapi.LeaseReply{Mark: []byte(token), Uses: leaseUses, For: leaseFor}
 		if string(c.Have) != token {
-			got.Accessor, got.Fields = "of "+token, map[string]string{"token": token}
+			got.Version, got.Accessor, got.Fields = token[:5], "of "+token, map[string]string{"token": token}
 		}
 		return got, nil
 	}
@@ -65,12 +65,14 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 	return s
 }
 
+func shared(string) bool { return false }
+
 // A burst asks once; what is leased is used no more often than allowed, and not
 // at all after it was revoked.
 func TestLeaseUses(t *testing.T) {
 	s := newBrokerSupervisor(t)
 	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
-	b := newBroker(s.peer, func(name, host string, port uint16) bool { return name == "key" && host == bound }, nil)
+	b := newBroker(s.peer, func(name, host string, port uint16) bool { return name == "key" && host == bound }, nil, shared)
 	token := func() string {
 		l, err := b.Lease(t.Context(), "key", to)
 		if err != nil {
@@ -114,6 +116,51 @@ func TestLeaseUses(t *testing.T) {
 	}
 }
 
+// Sandboxes share what is the same for all, and nothing else.
+func TestSandboxesWithTheirOwn(t *testing.T) {
+	for name, tt := range map[string]struct {
+		own  func(string) bool
+		want int64
+	}{
+		"one for all":  {shared, 1},
+		"one for each": {func(string) bool { return true }, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBrokerSupervisor(t)
+			b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil, tt.own)
+			for _, sandbox := range []string{"a", "b", "a", "b"} {
+				_, err := b.Lease(t.Context(), "key", credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: sandbox})
+				must.OK(t, err)
+			}
+			if n := s.leases.Load(); n != tt.want {
+				t.Errorf("%d leases, want %d", n, tt.want)
+			}
+		})
+	}
+}
+
+func TestRefresh(t *testing.T) {
+	s := newBrokerSupervisor(t)
+	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	b := newBroker(s.peer, func(name, _ string, _ uint16) bool { return name == "key" }, nil, shared)
+	l, err := b.Lease(t.Context(), "key", to)
+	must.OK(t, err)
+	if changed, err := b.Refresh(t.Context(), "key", to, l.Version); changed || err != nil {
+		t.Errorf("when there is no other: %v, %v", changed, err)
+	}
+	next := "another-secret-of-some-length"
+	s.secret.Store(&next)
+	if changed, err := b.Refresh(t.Context(), "key", to, l.Version); !changed || err != nil {
+		t.Errorf("when there is another: %v, %v", changed, err)
+	}
+	if l, err = b.Lease(t.Context(), "key", to); err != nil || l.Values()[0].Reveal() != next {
+		t.Errorf("then %v is leased, %v", l, err)
+	}
+	if _, err := b.Refresh(t.Context(), "other", to, "1"); !errors.Is(err, credential.ErrNotBound) {
+		t.Errorf("of a credential that is not bound: %v", err)
+	}
+}
+
 // Those who find nothing leased when somebody has just asked use what has come.
 func TestBurstAsksOnce(t *testing.T) {
 	s := newBrokerSupervisor(t)
@@ -121,7 +168,7 @@ func TestBurstAsksOnce(t *testing.T) {
 	asked := int64(0)
 	for range 50 {
 		began := time.Now()
-		b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil)
+		b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil, shared)
 		var burst errgroup.Group
 		for range leaseUses {
 			burst.Go(func() error { _, err := b.Lease(t.Context(), "key", to); return err })

@@ -159,7 +159,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		return jail.State{}, err
 	}
 	w.counters, w.firstEvent = limit.NewBook(nil), s.Next
-	w.broker = newBroker(w.peer, w.engine.Bound, w.engine.AllowsShort)
+	w.broker = newBroker(w.peer, w.engine.Bound, w.engine.AllowsShort, w.engine.PerSandbox)
 	w.approvals = newApprovalClient(w.peer)
 	w.leaves = mitm.NewLeaves(w.sign, time.Now)
 	w.names = newNameCache(w.peer)

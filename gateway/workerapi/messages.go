@@ -75,8 +75,10 @@ type LeaseRequest struct {
 	Host       string
 	Port       uint16
 	TLS        bool
+	Sandbox    string `json:",omitempty"` // ID, where each has a secret of its own
 	Policy     string
 	Have       []byte `json:",omitempty"` // mark of the material that the worker has
+	Refused    string `json:",omitempty"` // version that the destination did not take
 }
 
 // LeaseReply permits a number of uses within a time. Fields is nil where the

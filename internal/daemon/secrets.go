@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
@@ -68,6 +69,11 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			return nil, nil, err
 		}
 		sources[c.Name], exchanges = x, append(exchanges, x)
+	}
+	for _, c := range cfg.Credentials {
+		if c.Grace > 0 {
+			sources[c.Name] = credential.Lasting{Source: sources[c.Name], Grace: time.Duration(c.Grace)}
+		}
 	}
 	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()
 	for name, source := range sources {
@@ -200,7 +206,11 @@ func (s secrets) say(ctx context.Context, name, state string) error {
 // recordRead records that Vault was asked for a credential's secret. Leases do not wait for
 // that record: the decision that uses the secret has one of its own.
 func (d *daemon) recordRead(name string, r credential.Reading, err error) {
-	e := d.changed("secret/"+name, "secret "+name, "read")
+	did := "read"
+	if r.Renewed {
+		did = "renewed"
+	}
+	e := d.changed("secret/"+name, "secret "+name, did)
 	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Lease: r.Accessor, Name: name, Version: r.Version}}
 	if err != nil {
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium

@@ -60,6 +60,7 @@ type Policy struct {
 	exposed   []exposeRule        // what may reach sandboxes
 	named     map[string]bool     // sandboxes that a rule names
 	short     map[string][]string // by credential: Credential.AllowShort
+	owned     map[string]bool     // by credential: VaultSource.Makes
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -110,10 +111,14 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 		exposed:   newExposeRules(doc.Expose),
 		named:     sandboxNames(doc),
 		short:     make(map[string][]string),
+		owned:     make(map[string]bool),
 	}
 	for _, c := range doc.Credentials {
 		if len(c.AllowShort) > 0 {
 			p.short[c.Name] = c.AllowShort
+		}
+		if v := c.Source.Vault; v != nil && v.Makes() {
+			p.owned[c.Name] = true
 		}
 	}
 	p.approvals = new(doc.Approvals.Defaulted())

@@ -137,6 +137,9 @@ func (p *Policy) AllowsShort(credential, field string) bool {
 	return slices.Contains(p.short[credential], field)
 }
 
+// PerSandbox reports whether each sandbox has a secret of its own of the credential.
+func (p *Policy) PerSandbox(credential string) bool { return p.owned[credential] }
+
 func (p *Policy) refuse(reason string, err error) policy.Decision {
 	return policy.Decision{Action: policy.Deny, RuleType: policy.TypeFloor, Reason: reason, Revision: p.revision, Err: err}
 }

@@ -98,6 +98,12 @@ func (e *Engine) AllowsShort(credential, field string) bool {
 	return p != nil && p.AllowsShort(credential, field)
 }
 
+// PerSandbox forwards to the current policy: see [Policy.PerSandbox].
+func (e *Engine) PerSandbox(credential string) bool {
+	p := e.current.Load()
+	return p != nil && p.PerSandbox(credential)
+}
+
 // expiryInterval is how soon the end of observe mode is noticed. A timer for the end would
 // miss a clock that is set.
 const expiryInterval = 250 * time.Millisecond

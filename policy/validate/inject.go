@@ -5,9 +5,13 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+	"time"
 
 	"sallyport/policy"
 )
+
+// maxGrace bounds Credential.Grace.
+const maxGrace = 24 * time.Hour
 
 func (v *validator) credential(path string, c policy.Credential) {
 	if c.Name == "" {
@@ -21,6 +25,9 @@ func (v *validator) credential(path string, c policy.Credential) {
 		v.say(policy.BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
 	}
 	v.credentials[c.Name] = false
+	if grace := time.Duration(c.Grace); grace < 0 || grace > maxGrace {
+		v.say(policy.BadCredential, path+".grace", fmt.Sprintf("%v is not a grace", grace), "write one from 0s to 24h")
+	}
 	for i, field := range c.AllowShort {
 		if !policy.IsLabel(field) {
 			v.say(policy.BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")

@@ -1,0 +1,248 @@
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+)
+
+const (
+	// retryAfter is how long a Remote source's failure is remembered at first, so that a
+	// sandbox cannot drive the gateway to flood it. It doubles up to maxRetry while the last
+	// secret is leased meanwhile.
+	retryAfter = time.Second
+	maxRetry   = 8 * time.Second
+	// RefreshEvery is how often [Broker.Refresh] has the source of one secret asked at most.
+	RefreshEvery = 10 * time.Second
+)
+
+// entry is one secret's source and what it last said.
+type entry struct {
+	source  Source
+	proxies []string // that may be given it as a login
+	// registries may be, too.
+	registries []string
+	sinks      []string // of the audit log, likewise
+	grace      time.Duration
+	owned      *owned // the entries of sandboxes, where each has its own; source is not read then
+	sandbox    string // that it is the own secret of
+	timed      bool   // it is renewed although nobody asks
+	timeout    time.Duration
+	flight     singleflight.Group
+	onRead     func(r Reading, err error)
+	log        *slog.Logger
+
+	mu   sync.Mutex
+	last *secret // of a Remote source
+	// last is read again from renew on, is leased until until, and until bridged while the
+	// source cannot be reached.
+	renew, until, bridged time.Time
+	err                   error     // of the last read
+	failures              int       // since one succeeded
+	again                 time.Time // before then the source is not asked again
+	refreshed             time.Time
+	timer                 *time.Timer
+	ended                 bool
+}
+
+// get returns what the source says now.
+func (e *entry) get(ctx context.Context) (*secret, error) {
+	if e.owned != nil {
+		return e.owned.entry("").get(ctx)
+	}
+	if _, ok := e.source.(Remote); !ok {
+		ctx, cancel := context.WithTimeout(ctx, e.timeout)
+		defer cancel()
+		s, _, err := e.read(ctx, 0)
+		return s, err
+	}
+	s, err, known, due := e.cached()
+	if !known || due {
+		result := e.ask()
+		if !known {
+			return await(ctx, result)
+		}
+	}
+	return s, err
+}
+
+// await waits for a read, which outlives the request that began it: others wait for it too.
+func await(ctx context.Context, result <-chan singleflight.Result) (*secret, error) {
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the source: %w", ctx.Err())
+	case r := <-result:
+		s, _ := r.Val.(*secret)
+		return s, r.Err
+	}
+}
+
+// ask reads a Remote source, once for all that ask meanwhile.
+func (e *entry) ask() <-chan singleflight.Result {
+	return e.flight.DoChan("", func() (any, error) {
+		if s, err, known, due := e.cached(); known && !due {
+			return s, err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), e.timeout)
+		defer cancel()
+		before := e.version()
+		s, m, err := e.read(ctx, e.source.(Remote).TTL())
+		e.onRead(Reading{Version: m.Version, Accessor: m.Accessor, Sandbox: e.sandbox, Renewed: e.timed && m.Version == before}, err)
+		if err != nil && s != nil {
+			return s, nil // it is leased meanwhile
+		}
+		return s, err
+	})
+}
+
+// cached returns what is known without the source, and whether that is due to be asked.
+func (e *entry) cached() (_ *secret, _ error, known, due bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	rested := !now.Before(e.again)
+	switch {
+	case e.last != nil && now.Before(e.until):
+		return e.last, nil, true, rested && !now.Before(e.renew)
+	case e.last != nil && e.err != nil && now.Before(e.bridged):
+		return e.last, nil, true, rested
+	case e.err != nil && !rested:
+		return nil, e.err, true, false
+	}
+	return nil, nil, false, true
+}
+
+func (e *entry) version() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.last == nil {
+		return ""
+	}
+	return e.last.material.Version
+}
+
+// refresh asks the source for another version than the one that was refused.
+func (e *entry) refresh(ctx context.Context, refused string) (bool, error) {
+	if _, ok := e.source.(Remote); !ok { // it is asked each time
+		s, err := e.get(ctx)
+		return err == nil && s.material.Version != refused, err
+	}
+	e.mu.Lock()
+	now := time.Now()
+	other := e.last != nil && e.last.material.Version != refused
+	if other || now.Sub(e.refreshed) < RefreshEvery {
+		e.mu.Unlock()
+		return other, nil
+	}
+	e.refreshed, e.renew, e.again = now, now, now
+	e.mu.Unlock()
+	if d, ok := e.source.(Discarding); ok {
+		d.Discard(refused)
+	}
+	s, err := await(ctx, e.ask())
+	return err == nil && s.material.Version != refused, err
+}
+
+// read asks the source and remembers the answer for ttl. Besides an error it returns the
+// secret to lease all the same.
+func (e *entry) read(ctx context.Context, ttl time.Duration) (_ *secret, m Material, err error) {
+	m, err = e.source.Read(ctx)
+	now := time.Now()
+	switch {
+	case err == nil && len(m.Fields) == 0:
+		err = fmt.Errorf("%w: its source has no field", ErrNoSecret)
+	case err == nil && !m.Expires.IsZero() && !now.Before(m.Expires):
+		err = fmt.Errorf("%w: its source returned one that has expired", ErrUnavailable)
+	}
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ended {
+		return nil, m, e.err
+	}
+	if err != nil {
+		return e.failed(now, ttl, err), m, err
+	}
+	if e.failures > 0 && e.last != nil && ttl > 0 {
+		e.log.Info("the source of a credential can be reached again")
+	}
+	// The same secret keeps what was derived from it.
+	if e.last == nil || !same(e.last.material, m) {
+		e.last = &secret{material: m}
+	}
+	e.err, e.failures, e.again = nil, 0, time.Time{}
+	sooner := func(t time.Time) time.Time {
+		if !m.Expires.IsZero() && m.Expires.Before(t) {
+			return m.Expires
+		}
+		return t
+	}
+	e.until, e.bridged = sooner(now.Add(ttl)), sooner(now.Add(ttl).Add(e.grace))
+	e.renew = now.Add(e.until.Sub(now) / 5 * 4)
+	e.wind(e.renew)
+	return e.last, m, nil
+}
+
+// failed remembers a failure and returns the last secret if it is leased all the same.
+// e.mu is held.
+func (e *entry) failed(now time.Time, ttl time.Duration, err error) *secret {
+	away := errors.Is(err, ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
+	if !away || !now.Before(e.bridged) {
+		e.last = nil
+	}
+	pause := retryAfter
+	if e.last != nil {
+		if e.failures == 0 {
+			e.log.Warn("the source of a credential cannot be reached; its last secret is used meanwhile", "until", e.bridged, "error", err)
+		}
+		pause = min(retryAfter<<min(e.failures, 8), maxRetry)
+	}
+	e.failures++
+	e.err, e.again = err, now.Add(min(ttl, pause))
+	if e.last != nil {
+		e.wind(e.again)
+	}
+	return e.last
+}
+
+// wind has the source asked at a time though no request asks. e.mu is held.
+func (e *entry) wind(at time.Time) {
+	if !e.timed || e.ended {
+		return
+	}
+	if e.timer == nil {
+		e.timer = time.AfterFunc(time.Until(at), func() { e.ask() })
+		return
+	}
+	e.timer.Reset(time.Until(at))
+}
+
+// end leases no more of a sandbox's own secret.
+func (e *entry) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended, e.last = true, nil
+	e.err, e.again = fmt.Errorf("%w: the sandbox has ended, or may use it no more", ErrUnavailable), time.Now().Add(UntilExpiry)
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+}
+
+// same compares two readings of one source in this process, whose timing no
+// sandbox can see.
+func same(a, b Material) bool {
+	if a.Version != b.Version || len(a.Fields) != len(b.Fields) || !a.Expires.Equal(b.Expires) {
+		return false
+	}
+	for name, v := range a.Fields {
+		if w, ok := b.Fields[name]; !ok || v.Reveal() != w.Reveal() {
+			return false
+		}
+	}
+	return true
+}
