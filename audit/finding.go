@@ -8,6 +8,8 @@ const (
 	FindingInMemory = "secret-in-memory" // a file of a sandbox's memory held a secret, and was taken out
 	FindingBypass   = "bypass"           // packets that tried to get past the gateway, as no ordinary program sends them
 
+	FindingExfiltration = "placeholder-sent" // a sandbox tried to send a credential's placeholder where it is not replaced
+
 	FindingUnrecorded  = "unrecorded-flow"   // a connection that passed, and that the gateway has not recorded
 	FindingUnaccounted = "unaccounted-bytes" // a connection that sent far more than its records say
 )
@@ -19,6 +21,8 @@ var titles = map[string]string{
 	FindingGuessed:  "A host answered with a credential that it was never sent",
 	FindingInMemory: "The memory of a sandbox held a secret",
 	FindingBypass:   "A sandbox tried to get past the gateway",
+
+	FindingExfiltration: "A sandbox tried to send a credential's placeholder elsewhere",
 
 	FindingUnrecorded:  "A connection of a sandbox is not in the audit log",
 	FindingUnaccounted: "A connection of a sandbox sent far more than the audit log says",

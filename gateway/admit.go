@@ -41,6 +41,10 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 	if q.answer != nil {
 		q.turn.End()
 		w.Header().Set("Connection", "close")
+		if a := q.refusedWith(r, policy.Decision{Action: policy.Deny, Reason: q.answer.Reason}); a != nil {
+			a.Write(w, r)
+			return nil
+		}
 		q.answer.Write(w, r)
 		return nil
 	}
@@ -61,6 +65,10 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 	if q.refused {
 		w.Header().Set("Connection", "close")
 		d := q.gateway.unlisted(q.Context, q.peer, q.target)
+		if a := q.refusedWith(r, d); a != nil {
+			a.Write(w, r)
+			return nil
+		}
 		q.deny(r, d).Write(w, r)
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/decode"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
@@ -68,6 +69,10 @@ func failed(err error, id string) *answer.Answer {
 		limited(a, over)
 		return a
 	}
+	if found := new(placeholder.FoundError); errors.As(err, &found) {
+		a.Rule, a.Remedy = PlaceholderRule, "The request was broken off before the placeholder had left. "+(&misplacedError{credential: found.Credential, place: policy.PlaceBody}).remedy()
+		return a
+	}
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
@@ -98,6 +103,8 @@ func status(err error) int {
 	switch {
 	case errors.As(err, &gone):
 		return http.StatusForbidden
+	case errors.As(err, new(*placeholder.FoundError)):
+		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
 	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), leasing(err):
@@ -126,6 +133,7 @@ func status(err error) int {
 func explain(err error) string {
 	var reach *upstream.Error
 	var gone *live.Revoked
+	var found *placeholder.FoundError
 	leased, isLease := leaseOf(err)
 	var over *exceededError
 	switch {
@@ -137,6 +145,8 @@ func explain(err error) string {
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
+	case errors.As(err, &found):
+		return found.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
 	case errors.Is(err, scrub.ErrHidden):

@@ -43,6 +43,9 @@ func (q *request) complete(r *http.Request) {
 		broken = false
 	}
 	q.form.body.Drop() // the policy has read it
+	if q.holding != nil {
+		q.gateway.bodies.Give(q.identity.ID, q.holding.room)
+	}
 	q.heads.Release()
 	q.grant.meter.end()
 	if p != nil || broken {
@@ -67,7 +70,7 @@ func (q *request) recordCompletion() {
 	outcome := q.outcome()
 	c := completion(&q.events, q.allowed.ActivityID, outcome)
 	s := &c.Unmapped.Sallyport
-	s.Credentials = q.used
+	s.Credentials = q.holding.mark(q.used)
 	c.SetTokens(used)
 	if q.err != nil && status(q.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
@@ -86,6 +89,12 @@ func (q *request) recordCompletion() {
 		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
 		c.SeverityID = audit.SeverityHigh
 	}
+	stolen := q.holding.theft()
+	if stolen != nil {
+		c.Message = strings.TrimPrefix(c.Message+"; "+stolen.Error()+", and was broken off before it left", "; ")
+		c.SeverityID, c.Action, c.Disposition = audit.SeverityHigh, audit.ActionDenied, audit.DispositionBlocked
+		s.Found = append(s.Found, audit.CredentialUse{Name: stolen.Credential})
+	}
 	if len(q.lost) > 0 {
 		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")
 		c.SeverityID = audit.SeverityMedium
@@ -94,6 +103,8 @@ func (q *request) recordCompletion() {
 	event.Finished(&q.events, c, time.Since(q.started), q.out.status, q.out.written.Load(), q.sent.read.Load(), q.out.written.Load())
 	q.gateway.enqueue(c)
 	switch {
+	case stolen != nil:
+		q.gateway.enqueue(Exfiltration(c))
 	case strays > 0:
 		f := audit.Finding(audit.FindingGuessed, c)
 		f.SeverityID = audit.SeverityHigh

@@ -30,6 +30,10 @@ type grant struct {
 func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	d := q.askPolicy(r.Context())
+	q.hold(r)
+	if refused := q.misplaced(r, d); refused != nil {
+		return d, refused
+	}
 	for d.Action == policy.Approve {
 		d = g.checkLimits(q.identity.Sandbox, d, q.form.seen.Size) // no operator is asked about what could not go
 		if d.Action != policy.Approve || g.approvals == nil {
@@ -41,6 +45,9 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 			return d, refused
 		}
 	}
+	if refused := q.misplaced(r, d); refused != nil { // by what it was approved with
+		return d, refused
+	}
 	switch {
 	case d.Action != policy.Allow:
 		if d.Action == policy.Tunnel {
@@ -51,7 +58,7 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 		d = floor(d, "plain-credential", "a credential goes over TLS only: use https")
 		return d, q.deny(r, d)
 	}
-	if d = ownDenied(d, r); d.Action != policy.Allow {
+	if d = q.ownDenied(d, r); d.Action != policy.Allow {
 		return d, q.deny(r, d)
 	}
 	if d = q.priced(d); d.Action != policy.Allow {
@@ -67,9 +74,9 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 
 // ownDenied denies what has something of the sandbox's own where a rule with own: deny puts
 // a credential.
-func ownDenied(d policy.Decision, r *http.Request) policy.Decision {
+func (q *request) ownDenied(d policy.Decision, r *http.Request) policy.Decision {
 	for _, i := range d.Inject {
-		if i.DenyOwn && credential.Own(i.Inject, r) {
+		if i.DenyOwn && !q.holding.fills(i, r) && credential.Own(i.Inject, r) {
 			return policy.Decision{
 				Action: policy.Deny, Rule: d.Rule, RuleType: d.RuleType, Revision: d.Revision,
 				Reason: fmt.Sprintf("the request has its own %s, where credential %s goes: send it without", policy.Clean(i.Inject.Place()), policy.Clean(i.Credential)),

@@ -32,6 +32,7 @@ import (
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/denials"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/inbound"
@@ -60,6 +61,7 @@ type Gateway struct {
 	certificates Certificates
 	upstreams    Upstreams
 	broker       Broker
+	placeholders func(sandboxID string) *placeholder.Set // nil: sandboxes have none
 	approvals    Approvals
 	holds        holds
 	budget       *limit.Book
@@ -121,6 +123,7 @@ func New(o Options) (*Gateway, error) {
 		certificates:    o.Certificates,
 		upstreams:       o.Upstreams,
 		broker:          o.Broker,
+		placeholders:    o.Placeholders,
 		approvals:       o.Approvals,
 		budget:          o.Budget,
 		logger:          o.Logger,
@@ -154,7 +157,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()
-	g.denials = denials.New(g.enqueue)
+	g.denials = denials.New(g.enqueueDenial)
 	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
 	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
 	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))

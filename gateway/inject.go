@@ -82,6 +82,9 @@ func (q *request) prepare(r *http.Request) error {
 		// sandbox has of its own are no more welcome for that.
 		q.strip(r)
 	}
+	if err := q.searchBody(r); err != nil {
+		return err
+	}
 	route := q.route(q.peer, d, strings.Join(names, ","), q.tls())
 	route.Certificate = q.certificate
 	transport, err := q.gateway.upstreams.RoundTripper(route)
@@ -134,10 +137,14 @@ func (q *request) strip(r *http.Request) {
 // decision names. An account of the sandbox's own at an allowed destination would be a
 // way out.
 func (q *request) putCredentials(r *http.Request) error {
+	kept := q.holding.carriers(r, q.grant.decision)
 	q.strip(r)
 	askSearchable(r.Header)
 	to := credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
 	for _, i := range q.grant.decision.Inject {
+		if i.Inject.Placeholder != nil && !q.holding.needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
+			continue
+		}
 		lease, err := q.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
 			q.used = append(q.used, audit.CredentialUse{Name: i.Credential})
@@ -153,7 +160,14 @@ func (q *request) putCredentials(r *http.Request) error {
 		if err := q.expose(lease); err != nil {
 			return err
 		}
+		if i.Inject.Placeholder != nil {
+			q.holding.take(i, lease.Placeholder())
+		}
 	}
+	if err := q.holding.replaceHead(r, kept); err != nil {
+		return err
+	}
+
 	credential.StripTrailers(r.Trailer, r.Header) // injected ones are among them
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/inbound"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
@@ -107,6 +108,9 @@ type Options struct {
 	Upstreams    Upstreams
 	Broker       Broker
 	Approvals    Approvals // nil: requests that need approval are denied
+	// Placeholders returns those that a sandbox may hold, nil for none. Default: no
+	// sandbox has any.
+	Placeholders func(sandboxID string) *placeholder.Set
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 

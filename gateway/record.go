@@ -80,6 +80,21 @@ func (g *Gateway) enqueue(e *audit.Event) {
 	}
 }
 
+// enqueueDenial also reports an attempt to send a placeholder somewhere.
+func (g *Gateway) enqueueDenial(e *audit.Event) {
+	g.enqueue(e)
+	if e.Rule != nil && e.Rule.Name == PlaceholderRule && len(e.Unmapped.Sallyport.Found) > 0 {
+		g.enqueue(Exfiltration(e))
+	}
+}
+
+// Exfiltration is the finding of an event that shows a placeholder where it may not leave.
+func Exfiltration(of *audit.Event) *audit.Event {
+	f := audit.Finding(audit.FindingExfiltration, of)
+	f.SeverityID = audit.SeverityHigh
+	return f
+}
+
 // rejection counts a refused connection and makes its event.
 func (g *Gateway) rejection(p *peer, t target, phase policy.Phase, d policy.Decision) *audit.Event {
 	g.metrics.Decided(phase, d)

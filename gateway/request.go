@@ -31,6 +31,7 @@ type request struct {
 
 	form      admitted     // admit
 	grant     grant        // decide
+	holding   *holding     // decide; nil where the sandbox has no placeholders
 	allowed   *audit.Event // record; nil until the request is allowed
 	injection              // inject
 	sent      requestBody  // send: from the sandbox

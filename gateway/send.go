@@ -22,6 +22,9 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 		if over := q.grant.meter.err(); over != nil {
 			return nil, over
 		}
+		if found := q.holding.theft(); found != nil {
+			return nil, found
+		}
 		switch { // whatever error the upstream made of that
 		case q.sent.silent.Load():
 			err = errSilent
@@ -51,7 +54,7 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 			_ = resp.Body.Close()
 			return nil, errUpgrade
 		}
-		resp.Body = websocket.Upstream{ReadWriteCloser: conn, End: &q.out.ended} // goproxy needs a body that can be written to
+		resp.Body = websocket.Upstream{ReadWriteCloser: q.searched(conn), End: &q.out.ended} // goproxy needs a body that can be written to
 		return resp, nil
 	}
 	q.got.response = resp

@@ -31,6 +31,10 @@ type Credential struct {
 	// such name. Default: none.
 	// Example: [pin]
 	AllowShort []string `yaml:"allowShort"`
+	// Placeholder is what sandboxes hold in the secret's place, where a rule gives them
+	// the credential, for clients that insist on a key. Default: nothing.
+	// Example: {env: OPENAI_API_KEY, like: sk-proj-}
+	Placeholder *Placeholder `yaml:"placeholder" json:",omitempty"`
 }
 
 // CredentialSource has at most one field set.

@@ -3,7 +3,7 @@ package policy
 import "net/textproto"
 
 // InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query, cookie and clientCertificate"
+const InjectKinds = "header, basic, query, cookie, clientCertificate and placeholder"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -24,6 +24,15 @@ type Inject struct {
 	// no other.
 	// Example: {}
 	ClientCertificate *ClientCertificateInject `yaml:"clientCertificate" json:"clientCertificate,omitempty"`
+	// Placeholder lists where the credential takes the place of its placeholder (see
+	// Credential.Placeholder), wherever in the request the client has put that: header,
+	// query, path, body (JSON, a form, text, and the messages of a WebSocket). The sandbox
+	// decides what becomes of a secret in a body, or in what a service shows to others:
+	// list no more places than the client needs, and narrow the rule by methods and paths.
+	// With any other key of inject, the placeholder may stand where the credential goes,
+	// and in the headers and query keys that credentials travel in, and is removed there.
+	// Example: [header]
+	Placeholder []string `yaml:"placeholder" json:"placeholder,omitempty"`
 }
 
 type HeaderInject struct {
@@ -86,6 +95,8 @@ func (i Inject) Place() string {
 		return "cookie " + i.Cookie.Name
 	case i.ClientCertificate != nil:
 		return "TLS handshake"
+	case i.Placeholder != nil:
+		return "place of its placeholder"
 	default:
 		return "header Authorization"
 	}

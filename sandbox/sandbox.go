@@ -60,6 +60,8 @@ type Info struct {
 	// example because the image came from a file. A name can stand for another image later.
 	ImageID     string `json:"imageID,omitempty"`
 	ImageDigest string `json:"imageDigest,omitempty"`
+	// Placeholders are what its processes may hold in the place of credentials.
+	Placeholders []Placeholder `json:"placeholders,omitempty"`
 	// Capped says why its disk takes no more for now, and why it cannot hibernate.
 	Capped string `json:"capped,omitempty"`
 }
@@ -76,6 +78,16 @@ type Storage struct {
 
 // Total is the sum of the parts, in bytes.
 func (s Storage) Total() int64 { return s.Disk + s.Snapshots + s.Memory + s.History }
+
+// Placeholder is a variable that a sandbox's commands have, with a text in the place of a
+// credential. The text is no secret.
+type Placeholder struct {
+	Variable   string `json:"variable"`
+	Credential string `json:"credential"`
+	// Of is the ID of the sandbox that the text was made for: of a sandbox that this is a
+	// fork of, if that had it before.
+	Of string `json:"of"`
+}
 
 // Lineage says what a fork was made of.
 type Lineage struct {

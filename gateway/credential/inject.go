@@ -44,6 +44,9 @@ func kindOf(i policy.Inject) (k kind, err error) {
 	if i.ClientCertificate != nil {
 		take(certificateKind(*i.ClientCertificate))
 	}
+	if i.Placeholder != nil {
+		take(placeholderKind{})
+	}
 	switch given {
 	case 0:
 		return bearerKind{}, nil
@@ -60,6 +63,7 @@ type composed struct {
 	length int                 // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
 	secret []string            // the fields that nobody may know, in the order of their use
 	short  []string            // those of them that are shorter than MinSecret
+	stands Secret              // what takes the place of a placeholder; empty for other kinds
 
 	certificate *tls.Certificate      // of certificateKind
 	fresh       func(time.Time) error // why it cannot be given any more, or yet; nil: it always can

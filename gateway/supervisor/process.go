@@ -90,6 +90,11 @@ func (s *Supervisor) initWorker(ctx context.Context, p *supervise.Process) error
 func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
 	defer cancel()
+	for _, t := range s.placeholders() {
+		if err := p.Peer.Call(ctx, workerapi.MethodTables, t, &ipc.None{}); err != nil {
+			return err
+		}
+	}
 	if err := p.Peer.Call(ctx, workerapi.MethodServe, s.tables(), &ipc.None{}); err != nil {
 		return err
 	}

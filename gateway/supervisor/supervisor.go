@@ -47,6 +47,7 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
@@ -106,6 +107,9 @@ type Options struct {
 	// [Supervisor.Clients] when they change.
 	Identities func() map[netip.Addr]policy.Sandbox
 	Clients    func() []access.Client
+	// Placeholders returns those that a sandbox that runs may hold. Call
+	// [Supervisor.Identity], or [Supervisor.Placeholders], when they change. Default: none.
+	Placeholders func(sandboxID string) []placeholder.Held
 	// Ports, Whose and Wake are required with Listeners.Inbound. Ports lists the
 	// published ports: call [Supervisor.Ports] when it changes. Whose identifies a
 	// sandbox by its ID. Wake starts the sandbox and returns its address.
@@ -248,7 +252,42 @@ func (s *Supervisor) Use(doc policy.Document, revision string) {
 // Identity tells the worker that an address is a sandbox's, or no sandbox's any more
 // (nil). It returns when the worker knows, or has been ended.
 func (s *Supervisor) Identity(a netip.Addr, sandbox *policy.Sandbox) {
-	s.notify(workerapi.MethodTables, workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{a: sandbox}})
+	t := workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{a: sandbox}}
+	if sandbox != nil && s.o.Placeholders != nil {
+		t.Placeholders = map[string][]placeholder.Held{sandbox.ID: s.o.Placeholders(sandbox.ID)}
+	}
+	s.notify(workerapi.MethodTables, t)
+}
+
+// Placeholders tells the worker what the sandboxes that run may hold, which has changed.
+func (s *Supervisor) Placeholders() {
+	for _, t := range s.placeholders() {
+		s.notify(workerapi.MethodTables, t)
+	}
+}
+
+// placeholdersAtOnce is of how many sandboxes one message tells.
+const placeholdersAtOnce = 256
+
+// placeholders are the tables of those that the sandboxes that run may hold, a few
+// sandboxes in each.
+func (s *Supervisor) placeholders() (tables []workerapi.Tables) {
+	if s.o.Placeholders == nil {
+		return nil
+	}
+	part := map[string][]placeholder.Held{}
+	for _, box := range s.o.Identities() {
+		if held := s.o.Placeholders(box.ID); len(held) > 0 {
+			part[box.ID] = held
+		}
+		if len(part) == placeholdersAtOnce {
+			tables, part = append(tables, workerapi.Tables{Placeholders: part}), map[string][]placeholder.Held{}
+		}
+	}
+	if len(part) > 0 {
+		tables = append(tables, workerapi.Tables{Placeholders: part})
+	}
+	return tables
 }
 
 // Clients tells the worker the clients of the explicit proxy, which have changed.

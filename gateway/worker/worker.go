@@ -24,6 +24,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/upstream"
@@ -81,22 +82,23 @@ type Worker struct {
 	ctx     context.Context // until MethodStop, or the link's end
 	cancel  context.CancelFunc
 
-	engine     engine.Engine
-	audit      *audit.Log
-	held       atomic.Pointer[string] // why no request may leave; nil or "": it may
-	broker     *broker
-	approvals  *approvalClient
-	leaves     *mitm.Leaves
-	names      *nameCache
-	upstreams  *upstream.Pool
-	clients    access.Clients
-	published  access.Ports
-	dns        *resolver.Server
-	gateway    *gateway.Gateway
-	counters   *limit.Book
-	firstEvent uint64 // number of the first event that it writes
-	files      map[string]*os.File
-	proxyTLS   *tls.Config
+	engine       engine.Engine
+	audit        *audit.Log
+	placeholders sync.Map               // *placeholder.Set by the sandbox's ID
+	held         atomic.Pointer[string] // why no request may leave; nil or "": it may
+	broker       *broker
+	approvals    *approvalClient
+	leaves       *mitm.Leaves
+	names        *nameCache
+	upstreams    *upstream.Pool
+	clients      access.Clients
+	published    access.Ports
+	dns          *resolver.Server
+	gateway      *gateway.Gateway
+	counters     *limit.Book
+	firstEvent   uint64 // number of the first event that it writes
+	files        map[string]*os.File
+	proxyTLS     *tls.Config
 
 	work sync.WaitGroup // what serves
 
@@ -165,12 +167,12 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 	w.names = newNameCache(w.peer)
 	w.upstreams = upstream.New(upstream.Options{Local: w.local, Logins: w.broker, Logger: w.logger})
 	w.dns = resolver.NewServer(resolver.Options{
-		Table: w.names, Identify: w.identify, Decide: w.engine.Decide, Recorder: w.audit, Logger: w.logger, Metrics: w.metrics,
+		Table: w.names, Identify: w.identify, Decide: w.decideName, Recorder: nameRecorder{w}, Logger: w.logger, Metrics: w.metrics,
 	})
 	w.gateway, err = gateway.New(gateway.Options{
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: recorder{w.audit, &w.held},
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
-		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
+		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Placeholders: w.placeholdersOf, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
 		Budget: w.counters, Found: s.Found, Ports: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Loopback: Sandboxes{Peer: w.peer},
 	})
 	if err != nil {
@@ -328,6 +330,13 @@ func (w *Worker) apply(t workerapi.Tables) (ends bool) {
 		ends = ends || known && !maps.Equal(was.Tags, s.Tags)
 	}
 	w.mu.Unlock()
+	for id, held := range t.Placeholders {
+		if len(held) == 0 {
+			w.placeholders.Delete(id)
+			continue
+		}
+		w.placeholders.Store(id, placeholder.New(held))
+	}
 	if t.Held != nil {
 		w.held.Store(t.Held)
 	}
@@ -345,6 +354,7 @@ func (w *Worker) forget(_ context.Context, c workerapi.ForgetRequest) (ipc.None,
 	w.leaves.Forget(c.ID)
 	w.names.forget(c.ID)
 	w.gateway.Forget(c.ID)
+	w.placeholders.Delete(c.ID)
 	return ipc.None{}, nil
 }
 

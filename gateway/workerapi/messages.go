@@ -6,6 +6,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/access"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -31,7 +32,10 @@ type Tables struct {
 	Sandboxes map[netip.Addr]*policy.Sandbox // by address; nil: no sandbox has it any more; others are unchanged
 	Clients   []access.Client                // of the explicit proxy, all of them; nil: unchanged
 	Published []access.Port                  // ports, all of them; nil: unchanged
-	Held      *string                        // why no request may leave, "" if it may; nil: unchanged
+	// Placeholders are what sandboxes may hold, by the sandbox's ID; an empty list removes
+	// a sandbox's; others are unchanged.
+	Placeholders map[string][]placeholder.Held
+	Held         *string // why no request may leave, "" if it may; nil: unchanged
 }
 
 // PolicyRequest names the revision to prepare or to use.

@@ -83,15 +83,16 @@ type daemon struct {
 
 	loader // of policy and credentials, again and again
 
-	authority  *ca.Authority
-	names      *resolver.NameTable
-	clients    *access.Clients
-	supervisor *supervisor.Supervisor // of the gateway's process
-	proxy      *net.TCPListener       // nil without an explicit proxy
-	inbound    *net.TCPListener       // nil where nothing comes in
-	exposed    *access.Ports
-	approvals  *approval.Store
-	ssh        *ssh.Server // nil without SSH
+	placeholderKey []byte // that placeholders follow from
+	authority      *ca.Authority
+	names          *resolver.NameTable
+	clients        *access.Clients
+	supervisor     *supervisor.Supervisor // of the gateway's process
+	proxy          *net.TCPListener       // nil without an explicit proxy
+	inbound        *net.TCPListener       // nil where nothing comes in
+	exposed        *access.Ports
+	approvals      *approval.Store
+	ssh            *ssh.Server // nil without SSH
 
 	sinks sinks // of the audit log
 

@@ -13,6 +13,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
 	"sallyport/internal/durable"
@@ -100,6 +101,9 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.authority, err = ca.Open(ca.Options{Dir: d.cfg.CADir(), Sealer: d.key, Logger: d.log}); err != nil {
 		return err
 	}
+	if d.placeholderKey, err = placeholder.OpenKey(filepath.Join(d.cfg.DataDir, "placeholder.key"), d.key); err != nil {
+		return err
+	}
 	if d.names, err = resolver.OpenNameTable(filepath.Join(d.cfg.IndexDir(), "names"), resolver.NameTableOptions{Logger: d.log}); err != nil {
 		return err
 	}
@@ -139,8 +143,9 @@ func (d *daemon) openSupervisor(context.Context) error {
 		IDs: ids, View: view, Listeners: listeners,
 		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
-		Held:       d.held,
-		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
+		Held:         d.held,
+		Placeholders: d.heldBy,
+		Identities:   d.identities, Clients: d.clients.List, Approvals: d.approvals,
 		Ports: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {
 			return d.changed("sallyport-gateway", "gateway", state)

@@ -200,6 +200,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	d.rules.Swap(p)
 	d.supervisor.Use(cfg.Document, p.Revision())
 	d.inForce.Store(cfg)
+	d.supervisor.Placeholders()
 	d.warn(ctx, cfg)
 	if d.ssh != nil {
 		d.ssh.Use(sshKeys(cfg))

@@ -34,6 +34,7 @@ func (v *validator) credential(path string, c policy.Credential) {
 		}
 	}
 	v.exchange(path+".exchange", c.Exchange)
+	v.placeholder(path+".placeholder", c)
 	if vault := c.Source.Vault; vault != nil {
 		at := path + ".source.vault"
 		switch {
@@ -94,6 +95,10 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		if c.Key != "" {
 			v.template(path+".clientCertificate.key", c.Key, true)
 		}
+	}
+	if in.Placeholder != nil {
+		given++
+		v.places(path+".placeholder", in.Placeholder)
 	}
 	if given != 1 {
 		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)

@@ -166,6 +166,7 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 		v.say(policy.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
 	} else {
 		v.reference(path+".authRef", e.AuthRef)
+		v.replaced(path+".inject.placeholder", e)
 	}
 	d, ok := v.destination(path, e.Destination, e.Ports, false)
 	if !ok {

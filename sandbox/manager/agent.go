@@ -83,6 +83,9 @@ func (m *Manager) startAgent(ctx context.Context, name string) (agent *channel.C
 		}
 		e.use()()
 		agent, spec = m.agent(e), e.Rec.Spec
+		if spec.Env, err = m.environment(e); err != nil {
+			return err
+		}
 		return m.pinAgentKey(ctx, e)
 	})
 	return agent, spec, err

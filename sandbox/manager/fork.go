@@ -142,7 +142,7 @@ func (m *Manager) lockChildren(ctx context.Context, parent *entry, spec sandbox.
 		}
 		c := &entry{Stored: state.Stored{Rec: state.Record{
 			Name: name, ID: newID(), Spec: parent.Rec.StrictestSpec(), Created: now(), Lineage: lineage,
-			ImageID: parent.Rec.ImageID, ImageDigest: parent.Rec.ImageDigest,
+			ImageID: parent.Rec.ImageID, ImageDigest: parent.Rec.ImageDigest, Placeholders: parent.Rec.Placeholders,
 		}}}
 		c.mu.Lock()
 		m.entries[name] = c

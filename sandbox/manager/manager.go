@@ -259,7 +259,7 @@ func (m *Manager) info(e *entry) sandbox.Info {
 		Address: e.Rec.Address, Generation: e.Rec.Generation,
 		Created: e.Rec.Created, Memory: memory.Dir(m.dir(e.Rec.Name)),
 		Lineage: e.Rec.Lineage, Next: e.Rec.Next,
-		ImageID: e.Rec.ImageID, ImageDigest: e.Rec.ImageDigest,
+		ImageID: e.Rec.ImageID, ImageDigest: e.Rec.ImageDigest, Placeholders: e.Rec.Placeholders,
 	}
 	if e.state.Live() {
 		i.Session = e.Rec.Session

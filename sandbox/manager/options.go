@@ -54,6 +54,9 @@ type Options struct {
 	// sandbox before its packets may pass, and with the zero Info when none passes any
 	// more.
 	Publish func(netip.Addr, sandbox.Info)
+	// Placeholders returns the variables that a sandbox's commands get in the place of
+	// credentials, and their texts by variable. Default: none.
+	Placeholders func(sandbox.Info) ([]sandbox.Placeholder, map[string]string)
 	// RAM is a folder in memory that is never swapped (tmpfs.Mount). It holds the memory
 	// of sandboxes in the clear while it is written or read; Key seals it for the disk.
 	// Without either, no sandbox can hibernate. Owners share the folder (tmpfs.Budget): a

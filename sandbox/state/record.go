@@ -79,6 +79,8 @@ type Record struct {
 	Agent []byte `json:"agent,omitempty"`
 	// Lineage is set for a fork.
 	Lineage *sandbox.Lineage `json:"lineage,omitempty"`
+	// Placeholders are as in sandbox.Info.
+	Placeholders []sandbox.Placeholder `json:"placeholders,omitempty"`
 	// ImageID and ImageDigest are as in sandbox.Info.
 	ImageID     string `json:"imageID,omitempty"`
 	ImageDigest string `json:"imageDigest,omitempty"`

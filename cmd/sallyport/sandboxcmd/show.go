@@ -48,6 +48,11 @@ func show(w io.Writer, i sandbox.Info) {
 	if l := time.Duration(i.Spec.Lifetime); l != 0 {
 		say("lifetime", fmt.Sprintf("%v, until %s", l, i.Created.Add(l).Local().Format(time.DateTime)))
 	}
+	for _, p := range i.Placeholders {
+		if p.Of == i.ID {
+			say("placeholder", p.Variable+" for credential "+p.Credential)
+		}
+	}
 	if l := i.Lineage; l != nil {
 		of := l.Name
 		if l.Snapshot != "" {

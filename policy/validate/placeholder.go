@@ -1,0 +1,48 @@
+package validate
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sallyport/policy"
+)
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+// placeholder checks what sandboxes hold in a credential's place.
+func (v *validator) placeholder(path string, c policy.Credential) {
+	if c.Placeholder == nil {
+		return
+	}
+	if !variable.MatchString(c.Placeholder.Env) {
+		v.say(policy.BadCredential, path, fmt.Sprintf("env %q is not the name of a variable", c.Placeholder.Env), "write one as env: OPENAI_API_KEY")
+	}
+	if _, err := c.Placeholder.Shape(c.Name); err != nil {
+		v.say(policy.BadCredential, path+".like", err.Error(), `write one as "sk-proj-" or "ghp_[A-Za-z0-9]{36}"`)
+	}
+}
+
+// places checks where an injection replaces a placeholder.
+func (v *validator) places(path string, places []string) {
+	for i, p := range places {
+		if !slices.Contains(policy.PlaceholderPlaces, p) || slices.Contains(places[:i], p) {
+			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is no place, or twice", p), "write one or more of "+strings.Join(policy.PlaceholderPlaces, ", "))
+		}
+	}
+	if len(places) == 0 {
+		v.say(policy.BadInject, path, "lists no place", "write one or more of "+strings.Join(policy.PlaceholderPlaces, ", "))
+	}
+}
+
+// replaced checks that a credential whose placeholder a rule replaces has one.
+func (v *validator) replaced(path string, e policy.EgressAuthRule) {
+	if e.Inject == nil || e.Inject.Placeholder == nil {
+		return
+	}
+	i := slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == e.AuthRef })
+	if i >= 0 && v.doc.Credentials[i].Placeholder == nil {
+		v.say(policy.BadInject, path, fmt.Sprintf("credential %q has no placeholder", e.AuthRef), "write placeholder: {env: NAME} in that credential")
+	}
+}
