@@ -162,14 +162,21 @@ func secrets() map[string]string {
 	}
 }
 
-func inspector() func(context.Context, string, []byte) string {
-	return secretscan.Inspector(func(data []byte) bool { return bytes.Contains(data, []byte("correct horse")) })
+// inspector finds secrets that are known, and what gitleaks' rules find.
+func inspector(known ...string) func(context.Context, string, []byte) string {
+	return func(ctx context.Context, path string, data []byte) string {
+		if slices.ContainsFunc(known, func(k string) bool { return bytes.Contains(data, []byte(k)) }) {
+			return "it holds a secret that is known"
+		}
+		f, _ := secretscan.Find(ctx, path, data)
+		return f.Rule
+	}
 }
 
 // No byte of a secret is on disk outside quarantine, where it is sealed.
 func TestSecrets(t *testing.T) {
 	k := key(t)
-	r := newRig(t, history.Options{Key: k, Inspect: inspector()})
+	r := newRig(t, history.Options{Key: k, Inspect: inspector("correct horse")})
 	r.write("clean.md", "The user likes tea.")
 	r.record()
 	all := secrets()
@@ -266,10 +273,10 @@ func TestSecrets(t *testing.T) {
 
 // A secret that is known later leaves all versions.
 func TestRecheck(t *testing.T) {
-	var known [][]byte
-	r := newRig(t, history.Options{Key: key(t), MaxFile: 1000, Inspect: secretscan.Inspector(func(data []byte) bool {
-		return slices.ContainsFunc(known, func(k []byte) bool { return bytes.Contains(data, k) })
-	})})
+	var known []string
+	r := newRig(t, history.Options{Key: key(t), MaxFile: 1000, Inspect: func(ctx context.Context, path string, data []byte) string {
+		return inspector(known...)(ctx, path, data)
+	}})
 	r.write("a.md", "open sesame")
 	r.write("copy.md", "open sesame")
 	r.write("long.md", strings.Repeat("x", 2000)+"open sesame")
@@ -281,7 +288,7 @@ func TestRecheck(t *testing.T) {
 	if c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: memory.Quarantined}); c != nil || err != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
-	known = append(known, []byte("open sesame"))
+	known = append(known, "open sesame")
 	c, err := r.Recheck(t.Context(), r.f, history.Cause{Operation: memory.Quarantined})
 	r.ok(err)
 	if short(c.Changes) != `quarantined file "copy.md", quarantined file "long.md"` || len(c.Dropped) != 2 {
@@ -379,7 +386,7 @@ func TestMaxBytes(t *testing.T) {
 }
 
 func TestCopy(t *testing.T) {
-	r := newRig(t, history.Options{Key: key(t), Inspect: inspector()})
+	r := newRig(t, history.Options{Key: key(t), Inspect: inspector("correct horse")})
 	r.write("a", "one")
 	r.write("s", "correct horse")
 	r.record("a.example")

@@ -4,14 +4,14 @@
 // A file has a secret if a rule's regular expression matches, the secret has more entropy
 // than the rule asks for, and no allowlist has it, as in gitleaks itself. Unlike there, a
 // path alone excuses nothing, nor does a comment gitleaks:allow, since both are the
-// writer's choice; text is not decoded first, and only text of up to 1 MiB is searched.
-// Secrets that look like other text are not found: see [Inspector] for those that are known.
+// writer's choice, and text is not decoded first. A match is at most 16 KiB long, for
+// expressions that have no end by themselves. Secrets that look like other text are not
+// found.
 package secretscan
 
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -56,30 +56,48 @@ var load = sync.OnceValue(func() *prefilter {
 	return p
 })
 
-// MaxText is the size in bytes of the largest text that Find searches.
-const MaxText = 1 << 20
-
-// maxWork is how much text the rules search in one file, in bytes: a rule searches what is
-// near its keywords, so that many rules may search the same.
-const maxWork = 4 << 20
+const (
+	// part is how much of a text is searched at a time, in bytes, and margin what is looked at
+	// before and after it: a match, and the words around it, are not longer.
+	part   = 1 << 20
+	margin = 3 * maxReach
+	// maxWork is how much text the rules search in one part, in bytes: a rule searches what is
+	// near its keywords, so that many rules may search the same.
+	maxWork = 4 << 20
+)
 
 // Unsearched is the Rule of a file in which too many keywords stand to look at them all.
 const Unsearched = "unsearched"
 
-// Find returns the first secret in a file by the order of the rules, if there is any
-// before the context ends. Text larger than MaxText is not searched.
+// Find returns the first secret in a file, by the MiB and in it by the order of the rules,
+// if there is any before the context ends. Its memory is bounded, and its time by the size
+// of the file.
 func Find(ctx context.Context, path string, data []byte) (Finding, bool) {
-	if len(data) > MaxText {
-		data = nil
-	}
 	p := load()
-	near, work := p.near(data), 0
-	for i, r := range p.rules {
-		if r.path != nil && !r.path.compiled().MatchString(path) {
-			continue
-		}
-		if r.regex == nil {
+	for _, r := range p.rules {
+		if r.regex == nil && r.path.compiled().MatchString(path) {
 			return Finding{Rule: r.id, Description: r.description}, true
+		}
+	}
+	for at := 0; at < len(data); at += part {
+		from := max(0, at-margin)
+		some := data[from:min(len(data), at+part+margin)]
+		if f, ok := p.find(ctx, path, some, window{at - from, min(at+part, len(data)) - from}); ok {
+			if f.Line > 0 {
+				f.Line += bytes.Count(data[:from], []byte("\n"))
+			}
+			return f, true
+		}
+	}
+	return Finding{}, false
+}
+
+// find returns the first secret near the keywords in a part of the data.
+func (p *prefilter) find(ctx context.Context, path string, data []byte, part window) (Finding, bool) {
+	near, work := p.near(data, part), 0
+	for i, r := range p.rules {
+		if len(near[i]) == 0 || r.path != nil && !r.path.compiled().MatchString(path) {
+			continue
 		}
 		for _, w := range near[i] {
 			if ctx.Err() != nil {
@@ -102,9 +120,9 @@ func Find(ctx context.Context, path string, data []byte) (Finding, bool) {
 // window is a part of the text.
 type window struct{ from, to int }
 
-// near returns where each rule has to search: as far from its keywords as a match is long,
+// near returns where each rule has to search for keywords in a part of the data: as far from its keywords as a match is long,
 // and on to the next space, so that none ends only because a window does.
-func (p *prefilter) near(data []byte) [][]window {
+func (p *prefilter) near(data []byte, part window) [][]window {
 	near := make([][]window, len(p.rules))
 	lower := slices.Clone(data)
 	for i, c := range lower {
@@ -112,7 +130,7 @@ func (p *prefilter) near(data []byte) [][]window {
 			lower[i] = c + 'a' - 'A'
 		}
 	}
-	for i := range max(0, len(lower)-1) {
+	for i := part.from; i < min(part.to, len(lower)-1); i++ {
 		if !p.first[int(lower[i])<<8|int(lower[i+1])] {
 			continue
 		}
@@ -205,22 +223,4 @@ func entropy(data []byte) (bits float64) {
 		bits -= f * math.Log2(f)
 	}
 	return bits
-}
-
-// Inspector returns a function that says why a file is to be quarantined, and "" if it is
-// not: known finds secrets that are known to be some, and may be nil. A file whose search
-// the context ends is one for which nothing is said.
-func Inspector(known func(data []byte) bool) func(ctx context.Context, path string, data []byte) string {
-	return func(ctx context.Context, path string, data []byte) string {
-		if known != nil && known(data) {
-			return "it holds a secret that the broker keeps"
-		}
-		if f, ok := Find(ctx, path, data); ok {
-			if f.Line == 0 {
-				return "it may be or hold a secret: " + f.Rule
-			}
-			return fmt.Sprintf("line %d holds a secret: %s", f.Line, f.Rule)
-		}
-		return ""
-	}
 }

@@ -135,7 +135,9 @@ func TestFind(t *testing.T) {
 		{"far into a long text", "a.md", strings.Repeat("All is well, they say.\n", 20_000) + aws + strings.Repeat("\nAll is well.", 20_000), "aws-access-token", 20_001},
 		{"far into a long line", "a.md", strings.Repeat("akia.", 50_000) + " " + aws + strings.Repeat(".akia", 50_000), "aws-access-token", 1},
 		{"too many keywords", "a.md", strings.Repeat("adafruit adobe airtable algolia alibaba asana beamer bitbucket bittrex ", 10_000), secretscan.Unsearched, 0},
-		{"more text than is searched", "a.md", aws + strings.Repeat("\nAll is well.", 100_000), "", 0},
+		{"at the beginning of a very long text", "a.md", aws + strings.Repeat("\nAll is well.", 100_000), "aws-access-token", 1},
+		{"at the end of a very long text", "a.md", strings.Repeat("All is well.\n", 1_200_000) + aws, "aws-access-token", 1_200_001},
+		{"no space in a very long text", "a.md", strings.Repeat("0", 2<<20) + "-" + aws + "-" + strings.Repeat("0", 2<<20), "aws-access-token", 1},
 		{"nothing", "a.md", "", "", 0},
 		{"one byte", "a.md", "k", "", 0},
 	} {
@@ -148,20 +150,26 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestInspector(t *testing.T) {
-	inspect := secretscan.Inspector(func(data []byte) bool { return bytes.Contains(data, []byte("hunter2")) })
-	for text, want := range map[string]string{
-		"it is hunter2": "it holds a secret that the broker keeps",
-		"\nid " + "AKIA" + "Q3EGVZLP" + "7N2XWKDB": "line 2 holds a secret: aws-access-token",
-		"nothing": "",
-	} {
-		if got := inspect(t.Context(), "a.md", []byte(text)); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
+// Wherever a secret stands in a text that is searched in parts, it is found, and what only
+// looks like one where a part begins or ends is not.
+func TestFindAcrossParts(t *testing.T) {
+	aws := "AKIA" + "Q3EGVZLP" + "7N2XWKDB"
+	private := "-----BEGIN RSA " + "PRIVATE KEY-----\n" + strings.Repeat("MIIEpQIBAAKCAQEAn6\n", 500) + "-----END RSA " + "PRIVATE KEY-----\n"
+	const part = 1 << 20
+	long := []byte(strings.Repeat("All is well, they say. ", part*6/5/23))
+	for rule, secret := range map[string]string{"aws-access-token": " " + aws + " ", "private-key": "\n" + private, "": "X" + aws + "Y"} {
+		for from := part - len(secret) - 5; from <= part+5; from += 1 + len(secret)/4 {
+			text := bytes.Clone(long)
+			copy(text[from:], secret)
+			if got, ok := secretscan.Find(t.Context(), "a.md", text); ok != (rule != "") || got.Rule != rule {
+				t.Fatalf("%s at %d: %+v, %t", rule, from, got, ok)
+			}
 		}
 	}
-	if got := secretscan.Inspector(nil)(t.Context(), "a.md", []byte("hunter2")); got != "" {
-		t.Errorf("without known secrets: %q", got)
-	}
+}
+
+// Find looks no further once nobody waits for it.
+func TestFindEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, ok := secretscan.Find(ctx, "a.md", []byte("AKIA"+"Q3EGVZLP"+"7N2XWKDB")); ok {
@@ -187,7 +195,8 @@ func BenchmarkFind(b *testing.B) {
 		fmt.Fprintln(&all, r[0], "secret token key sk ey")
 	}
 	every := []byte(strings.Repeat(all.String(), 1<<20/all.Len()))
-	for name, data := range map[string][]byte{"note": note, "every keyword": every} {
+	most := bytes.Repeat(note, 16<<20/len(note))
+	for name, data := range map[string][]byte{"note": note, "every keyword": every, "16 MiB of notes": most} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(int64(len(data)))
 			for b.Loop() {
