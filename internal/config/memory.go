@@ -14,7 +14,7 @@ import (
 type Memory struct {
 	// Trusted are destinations from which what a sandbox learns is trusted: host names,
 	// or *.example.com for those below one. What is written after contact with any other
-	// is shown as untrusted. Default: none.
+	// is shown as untrusted. Default: none. Reloads; the other keys of memory need a restart.
 	// Example: [api.openai.com, "*.internal.example"]
 	Trusted []string `yaml:"trusted"`
 	// History is how much of earlier contents is kept of each memory, from 1MiB.

@@ -20,6 +20,13 @@ func (c *Config) NeedsRestart(started *Config) []string {
 				continue
 			}
 		}
+		if key == "memory" {
+			a, b := c.Memory, started.Memory
+			a.Trusted, b.Trusted = nil, nil
+			if reflect.DeepEqual(a, b) {
+				continue
+			}
+		}
 		if key == "audit" {
 			a, b := c.Audit, started.Audit
 			a.Sinks, b.Sinks = nil, nil
