@@ -25,6 +25,7 @@ const (
 	Quarantined Operation = "quarantine" // entries were taken out
 	Released    Operation = "release"    // and put back
 	Discarded   Operation = "discard"    // or removed for good
+	Rechecked   Operation = "recheck"    // earlier contents were compared with new secrets
 	Checkpoint  Operation = "checkpoint" // a caller asks which files have changed
 )
 
@@ -39,10 +40,14 @@ type Cause struct {
 const (
 	HistoryFile = "memory-history.db"
 	IndexFile   = "memory-index.db"
+	// RecheckFile is there while contents are to be compared with secrets once more: they
+	// were recorded when a secret could not be read, or was another one.
+	RecheckFile = "memory-recheck"
 )
 
 // HostFiles are all that is kept on the host of a sandbox's memory.
 func HostFiles() (names []string) {
+	names = append(names, RecheckFile)
 	for _, name := range []string{HistoryFile, IndexFile} {
 		names = append(names, name, name+"-wal", name+"-shm")
 	}

@@ -80,6 +80,7 @@ type daemon struct {
 	logins    *exchange.Keeper
 	rules     *engine.Engine
 	broker    *credential.Broker
+	readings  *readings
 
 	loader // of policy and credentials, again and again
 
@@ -114,7 +115,7 @@ type daemon struct {
 // open makes all parts. When it fails, it closes again those that it made.
 func open(ctx context.Context, o Options) (_ *daemon, err error) {
 	d := &daemon{source: o.Source, cfg: o.Config, version: o.Version, log: o.Log, metrics: prometheus.NewRegistry()}
-	d.loader = newLoader(d.cfg, d.log, o.Hangup)
+	d.loader, d.readings = newLoader(d.cfg, d.log, o.Hangup), newReadings()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -23,14 +25,16 @@ import (
 	"sallyport/memory/layer"
 	"sallyport/memory/search"
 	"sallyport/sandbox/disk"
+	"sallyport/sandbox/manager"
 )
 
 // openMemories makes the keeper of the sandboxes' memories.
 func (d *daemon) openMemories(context.Context) error {
 	o := keeper.Options{
 		Dir: d.cfg.SandboxesDir(), Hold: disk.Hold, Contacted: d.contacted, Secret: d.broker.Contains,
-		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Trusted: d.cfg.Memory.Trusts, Current: d.isCurrent,
-		Key: d.key, Most: int64(d.cfg.Memory.History), Logger: d.log,
+		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Current: d.isCurrent,
+		Trusted: func(host string) bool { return d.inForce.Load().Memory.Trusts(host) },
+		Key:     d.key, Most: int64(d.cfg.Memory.History), Logger: d.log,
 	}
 	if m := d.cfg.Memory.Embeddings; m.URL != "" {
 		o.Embedder = search.HTTPEmbedder{URL: m.URL, Model: m.Model, Client: d.modelClient()}
@@ -83,19 +87,53 @@ func destination(e *audit.Endpoint) string {
 	return e.IP
 }
 
-// recordedMemory returns the digests of a memory's commits that the audit log has.
-func (d *daemon) recordedMemory(ctx context.Context, id string) (map[uint64]string, error) {
+// recordedMemory returns the digests of a memory's commits that the audit log has in events
+// with larger numbers than after: the first of each, since later ones may be of a history
+// that somebody has changed.
+func (d *daemon) recordedMemory(ctx context.Context, id string, after uint64) (map[uint64]string, error) {
 	found := map[uint64]string{}
-	q := index.Query{Sandbox: id, Kind: audit.KindLifecycle, Text: "memory"}
+	q := index.Query{From: after + 1, Sandbox: id, Kind: audit.KindLifecycle, Text: "memory"}
 	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
 		if err != nil {
 			return nil, err
 		}
-		if m := e.Event.Unmapped.Sallyport.Memory; m != nil {
+		if m := e.Event.Unmapped.Sallyport.Memory; m != nil && found[m.Number] == "" {
 			found[m.Number] = m.Digest
 		}
 	}
 	return found, nil
+}
+
+// memoryOwners are all sandboxes.
+func (d *daemon) memoryOwners() (all []memory.Owner) {
+	if d.host == nil {
+		return nil
+	}
+	for _, i := range d.host.sandboxes.List() {
+		all = append(all, manager.MemoryOwner(i))
+	}
+	return all
+}
+
+// recheckMemories compares what all memories hold with the secrets as they are now.
+func (d *daemon) recheckMemories() {
+	if d.memories == nil {
+		return
+	}
+	if err := d.memories.Recheck(d.memoryOwners()); err != nil {
+		d.log.Error("a memory is not compared with a new secret", "error", err)
+	}
+}
+
+// markMemories has all memories compared with the secrets by the next daemon.
+func (d *daemon) markMemories() error {
+	folders, err := filepath.Glob(filepath.Join(d.cfg.SandboxesDir(), "*"))
+	for _, f := range folders {
+		if _, none := os.Stat(memory.Dir(f)); none == nil {
+			err = errors.Join(err, keeper.MarkRecheck(f))
+		}
+	}
+	return err
 }
 
 // modelTimeout is for an answer of a model.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -199,9 +200,12 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	d.endSources = end
 	d.rules.Swap(p)
 	d.supervisor.Use(cfg.Document, p.Revision())
-	d.inForce.Store(cfg)
+	before := d.inForce.Swap(cfg)
 	d.supervisor.Placeholders()
 	d.warn(ctx, cfg)
+	if !reflect.DeepEqual(before.Credentials, cfg.Credentials) {
+		d.recheckMemories()
+	}
 	if d.ssh != nil {
 		d.ssh.Use(sshKeys(cfg))
 	}

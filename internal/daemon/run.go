@@ -65,6 +65,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return d.followFiles(ctx) })
 	g.Go(func() error { return d.followBundle(ctx) })
 	if h := d.host; h != nil {
+		g.Go(func() error { return d.followSecrets(ctx) })
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })

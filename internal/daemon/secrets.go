@@ -96,6 +96,7 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 	}
 	s.revoke()
 	s.d.warn(ctx, s.d.inForce.Load())
+	s.d.recheckMemories()
 	return s.say(ctx, name, "set")
 }
 
@@ -212,6 +213,7 @@ func (d *daemon) recordRead(name string, r credential.Reading, err error) {
 	}
 	e := d.changed("secret/"+name, "secret "+name, did)
 	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Lease: r.Accessor, Name: name, Version: r.Version}}
+	d.readings.note(name, err)
 	if err != nil {
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
 		e.Message, e.Detail = "secret "+name+" could not be read", err.Error()
@@ -270,5 +272,5 @@ func SetSecret(ctx context.Context, cfg *config.Config, version, name string, fi
 			return err
 		}
 	}
-	return secrets{d}.Set(ctx, name, secretFields(fields))
+	return errors.Join(secrets{d}.Set(ctx, name, secretFields(fields)), d.markMemories())
 }

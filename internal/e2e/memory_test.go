@@ -107,9 +107,14 @@ egress:
 	if res := r.inside(demo, "cat /memory/memories/stack.md"); res.stdout != "The database is PostgreSQL 17.\n" {
 		t.Errorf("rolled back: %s", res)
 	}
-	r.configure(baseConfig, authored+strings.Replace(memoryConfig, "[api.example.test]", `[api.example.test, "*.example.test"]`, 1))
 	do(demo, "curl -sSf https://news.example.test/v1 >/dev/null && echo 'The harbour opens at nine.' > /memory/memories/harbour.md")
 	contains(mem("search", demo, "harbour"), "untrusted: learned after contact with news.example.test")
+	// What is trusted is reloaded.
+	r.configure(baseConfig, authored+strings.Replace(memoryConfig, "[api.example.test]", `[api.example.test, "*.example.test"]`, 1))
+	r.ok("reload")
+	if out := mem("search", demo, "harbour"); !strings.Contains(out, "nine") || strings.Contains(out, "untrusted") {
+		t.Errorf("of a destination that is trusted now: %s", out)
+	}
 
 	// A secret leaves the memory, and stays in no file of the host's in the clear.
 	do(demo, "printf 'key: %s\\n' "+r.key+" > /memory/memories/key.md")
@@ -118,6 +123,14 @@ egress:
 	if _, err := os.Stat(r.memory(demo, "memories/key.md")); err == nil {
 		t.Error("the file with the secret is still there")
 	}
+	// A secret that is set later leaves what was written before.
+	do(demo, "echo 'The sesame is opal-otter-9041-mirror.' > /memory/memories/later.md")
+	mem("history", demo)
+	if res := r.feed("opal-otter-9041-mirror\n", "secret", "set", "key"); res.code != 0 {
+		t.Fatalf("setting the secret: %s", res)
+	}
+	must.Soon(t, "the file to leave the memory", func() bool { return strings.Contains(mem("quarantined", demo), "memories/later.md") })
+	r.setKey()
 	if out := r.ok("audit", "query", "--text", "secret-in-memory", "--sandbox", demo); !strings.Contains(out, "FINDING  secret-in-memory") || strings.Contains(out, "packet") {
 		t.Errorf("the finding: %s", out)
 	}
@@ -163,7 +176,6 @@ egress:
 	contains(mem("search", demo, "deploy", "tuesdays"), "Tuesdays")
 	contains(mem("verify", demo), "as they were recorded")
 	contains(mem("verify", "child"), "as they were recorded")
-	// The restarted daemon has the new configuration.
 	if out := mem("history", demo, "--destination", "news.example.test"); !strings.Contains(out, "harbour") {
 		t.Errorf("of news.example.test: %s", out)
 	}

@@ -193,6 +193,9 @@ type Options struct {
 	// Complete, if not nil, adds to the cause of a commit that is about to be stored: the
 	// destinations, since the commit before.
 	Complete func(ctx context.Context, before Commit, c *Cause) error
+	// Committed, if not nil, is told of each commit once it is stored. It may read the store
+	// and must not write to it. Its error comes with the commit.
+	Committed func(ctx context.Context, c *Commit) error
 	// Key seals what is in quarantine; a *seal.Key is one.
 	Key Key
 	// Now is the time; nil is time.Now.

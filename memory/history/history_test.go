@@ -65,6 +65,22 @@ func (r *rig) open(o history.Options) {
 	r.Store = s
 }
 
+// Rollback is the Store's after a Record, as it needs it.
+func (r *rig) Rollback(ctx context.Context, f *memory.Folder, t history.Target, c history.Cause) (*history.Commit, error) {
+	if _, err := r.Record(ctx, f, history.Cause{Operation: memory.Found, Caller: c.Caller}); err != nil {
+		return nil, err
+	}
+	return r.Store.Rollback(ctx, f, t, c)
+}
+
+// Release is the Store's after a Record, as it needs it.
+func (r *rig) Release(ctx context.Context, f *memory.Folder, id uint64, c history.Cause) (*history.Commit, error) {
+	if _, err := r.Record(ctx, f, history.Cause{Operation: memory.Found, Caller: c.Caller}); err != nil {
+		return nil, err
+	}
+	return r.Store.Release(ctx, f, id, c)
+}
+
 func key(t *testing.T) *seal.Key {
 	t.Helper()
 	dir := t.TempDir()

@@ -69,14 +69,11 @@ func (r *recording) leave() (err error) {
 }
 
 // Quarantine takes files, or folders with the files below them, out of the memory and
-// their contents out of the store, sealed. It records what is there first. Contents that
-// another file of the memory has too stay in the store for that one.
+// their contents out of the store, sealed, as Record left them: it comes before. Contents
+// that another file of the memory has too stay in the store for that one.
 func (s *Store) Quarantine(ctx context.Context, f *memory.Folder, paths []string, reason string, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, err := s.record(ctx, f, found(c), ""); err != nil {
-		return nil, err
-	}
 	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
 		state, err := files(ctx, r.tx)
 		if err != nil {
@@ -133,7 +130,7 @@ func (v file) change(path string) Change {
 	return Change{Path: path, Kind: v.Kind, Digest: v.Digest, Previous: v.Digest, Size: v.Size, Mode: v.Mode, Target: v.Target}
 }
 
-// found is the cause of what is recorded before c is done.
+// found is the cause of what is recorded in the course of c.
 func found(c Cause) Cause {
 	c.Operation, c.From, c.FromCommit = memory.Found, "", 0
 	return c
@@ -159,14 +156,12 @@ func choose[V any](state map[string]V, paths []string) (chosen []string, err err
 	return slices.Compact(chosen), nil
 }
 
-// Recheck records the memory, and asks Inspect again about all contents that are kept and
-// all files of the memory, after that has learned of new secrets.
+// Recheck asks Inspect again about all contents that are kept and all files of the memory,
+// as Record left them, after Inspect has learned of new secrets. Contents that only earlier
+// versions have leave the store for the quarantine, and are no change of the commit.
 func (s *Store) Recheck(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, err := s.record(ctx, f, found(c), ""); err != nil {
-		return nil, err
-	}
 	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
 		state, err := files(ctx, r.tx)
 		if err != nil {
@@ -281,15 +276,12 @@ func (s *Store) inQuarantine(ctx context.Context, id uint64) (q Quarantine, data
 }
 
 // Release puts a file back to its path, where nothing may be, and inspects these contents
-// no more. Its taint stays.
+// no more. Its taint stays. Record comes before it.
 func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q, data, err := s.inQuarantine(ctx, id)
 	if err != nil {
-		return nil, err
-	}
-	if _, err := s.record(ctx, f, found(c), ""); err != nil {
 		return nil, err
 	}
 	if err := f.Write(q.Path, data, ""); err != nil {

@@ -60,14 +60,11 @@ func (r *recording) exec(ctx context.Context, query string, args ...any) (sql.Re
 func (s *Store) Record(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.record(ctx, f, c, "")
+	return s.record(ctx, f, c)
 }
 
-func (s *Store) record(ctx context.Context, f *memory.Folder, c Cause, allowed memory.Digest) (*Commit, error) {
-	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
-		r.allowed = allowed
-		return r.scan(ctx)
-	})
+func (s *Store) record(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
+	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error { return r.scan(ctx) })
 }
 
 // change makes a commit of what do puts into it.
@@ -99,12 +96,15 @@ func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(c
 	if err := tx.Commit(); err != nil {
 		return nil, fmt.Errorf("recording the memory: %w", err)
 	}
-	if r.purge {
-		if _, err := s.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)"); err != nil {
-			return done, err
-		}
+	var errs []error
+	if done != nil && s.o.Committed != nil {
+		errs = append(errs, s.o.Committed(ctx, done))
 	}
-	return done, r.leave()
+	if r.purge {
+		_, err := s.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
+		errs = append(errs, err)
+	}
+	return done, errors.Join(append(errs, r.leave())...)
 }
 
 // clean makes a cause that JSON has one text for.

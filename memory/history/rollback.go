@@ -123,8 +123,9 @@ func (d *FileDiff) compare(ctx context.Context, q querier) error {
 	return nil
 }
 
-// Rollback makes the memory, or some paths of it, what they were at a commit. It records
-// first what is there, so that this can be gone back to as well. If contents are needed
+// Rollback makes the memory, or some paths of it, what they were at a commit. Record comes
+// before it, so that what is there can be gone back to as well: what was written since that,
+// at these paths, is recorded first, and other new files stay. If contents are needed
 // that are not kept, its error wraps [ErrNotKept] and names the files, and nothing is
 // written, unless the target leaves them out. Each file is the old or the new one at any
 // time; after a crash some may be the old ones. Pipes and devices are not made again. If
@@ -134,16 +135,16 @@ func (s *Store) Rollback(ctx context.Context, f *memory.Folder, t Target, c Caus
 	defer s.mu.Unlock()
 	c.Operation, c.FromCommit = memory.RolledBack, t.To
 	for try := 0; ; try++ {
-		if _, err := s.record(ctx, f, found(c), ""); err != nil {
-			return nil, err
-		}
-		c.Contacted, c.MoreContacted = nil, 0 // those are of what was there
 		err := s.apply(ctx, f, t)
 		if err == nil {
-			return s.record(ctx, f, c, "")
+			c.Contacted, c.MoreContacted = nil, 0 // those are of what was there
+			return s.record(ctx, f, c)
 		}
 		if try == 3 || !errors.Is(err, memory.ErrChanged) && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("rolling back: %w", err)
+		}
+		if _, err := s.record(ctx, f, found(c)); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"time"
 
 	"sallyport/audit"
 	"sallyport/memory"
@@ -12,25 +15,69 @@ import (
 
 // tell records a commit in the audit log, and what it has put in quarantine as findings.
 // Paths and contents are not in the log: the digest stands for them.
-func (k *Keeper) tell(ctx context.Context, o memory.Owner, c *history.Commit) error {
+func (k *Keeper) tell(ctx context.Context, s *store, c *history.Commit) error {
+	o := s.owner
 	changed := event(o, "changed")
 	changed.Message = fmt.Sprintf("memory of sandbox %s changed: version %d", o.Name, c.Number)
 	changed.Detail = detail(c)
 	changed.Unmapped.Sallyport.Memory = &audit.MemoryCommit{Number: c.Number, Digest: c.Digest, Changes: len(c.Changes)}
 	audit.Attribute(ctx, changed)
-	err := k.o.Record(changed)
+	reasons, err := s.sealed(ctx, c)
 	for _, ch := range c.Changes {
-		if ch.Op != history.Quarantined {
-			continue
+		if ch.Op == history.Quarantined {
+			reasons = append(reasons, ch.Reason)
 		}
+	}
+	err = errors.Join(err, k.o.Record(changed))
+	for _, reason := range reasons {
 		e := event(o, "quarantined")
 		e.Message = fmt.Sprintf("a file of the memory of sandbox %s is in quarantine", o.Name)
-		e.Detail = ch.Reason
+		e.Detail = reason
 		e.Unmapped.Sallyport.Memory = changed.Unmapped.Sallyport.Memory
 		audit.Attribute(ctx, e)
 		err = errors.Join(err, k.o.Record(e))
 		if c.Cause.Operation != memory.Quarantined {
 			err = errors.Join(err, k.o.Record(audit.Finding(audit.FindingInMemory, e)))
+		}
+	}
+	return err
+}
+
+const (
+	// lostWithin is the time before a crash in which events may have been lost.
+	lostWithin = time.Minute
+	maxLost    = 100 // commits
+)
+
+// tellAgain records the last commits once more if their events are not in the audit log:
+// the daemon may have been killed between.
+func (k *Keeper) tellAgain(ctx context.Context, s *store) error {
+	last, ok, err := s.history.Last(ctx)
+	if err != nil || !ok {
+		return err
+	}
+	list, err := s.history.Commits(ctx, history.Filter{Since: last.Time.Add(-lostWithin), Limit: maxLost})
+	if err != nil {
+		return err
+	}
+	lost := slices.IndexFunc(list, func(c history.Commit) bool {
+		// Up to here a fork has its parent's.
+		return c.Cause.Operation == memory.Forked && c.Cause.From == ""
+	})
+	if lost >= 0 {
+		list = list[:lost]
+	}
+	after := uint64(math.MaxUint64)
+	for _, c := range list {
+		after = min(after, c.Cause.AuditTo)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	recorded, err := k.o.Recorded(ctx, s.owner.ID, after)
+	for _, c := range slices.Backward(list) {
+		if recorded[c.Number] == "" && err == nil {
+			err = k.tell(ctx, s, &c)
 		}
 	}
 	return err

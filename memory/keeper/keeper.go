@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,10 +38,12 @@ type Options struct {
 	// Contacted returns the destinations that a sandbox, by its ID, has contacted by
 	// records of the audit log with larger numbers than after, and the log's last number.
 	Contacted func(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error)
-	// Secret says whether a text holds the secret of a credential, and of which.
+	// Secret says whether a text holds the secret of a credential, and of which. An error is
+	// of secrets that could not be read: the others were compared.
 	Secret func(ctx context.Context, text string) (credential string, found bool, err error)
-	// Recorded returns the digests of a sandbox's commits that the audit log has, by number.
-	Recorded func(ctx context.Context, id string) (map[uint64]string, error)
+	// Recorded returns the digests of a sandbox's commits that the audit log has in records
+	// with larger numbers than after, by number.
+	Recorded func(ctx context.Context, id string, after uint64) (map[uint64]string, error)
 	Record   func(*audit.Event) error
 	Trusted  func(host string) bool // whether what is learned from a destination is trusted
 	// Current says whether a sandbox's name is still its own: another one, maybe of another
@@ -56,16 +59,24 @@ type Options struct {
 
 // Keeper has the memories. It is safe for concurrent use.
 type Keeper struct {
-	o Options
-
-	mu    sync.Mutex
-	of    map[string]*store // by ID of the sandbox
-	done  bool
+	o     Options
+	ctx   context.Context // of what nobody waits for
+	end   context.CancelFunc
 	tasks sync.WaitGroup
+
+	mu         sync.Mutex
+	of         map[string]*store // by ID of the sandbox
+	done       bool
+	recheck    map[string]memory.Owner // due, by ID
+	rechecking bool                    // a task does what is due
 }
 
 // New returns a Keeper.
-func New(o Options) *Keeper { return &Keeper{o: o, of: map[string]*store{}} }
+func New(o Options) *Keeper {
+	k := &Keeper{o: o, of: map[string]*store{}, recheck: map[string]memory.Owner{}}
+	k.ctx, k.end = context.WithCancel(context.Background())
+	return k
+}
 
 // store is what is open of one sandbox's memory.
 type store struct {
@@ -74,7 +85,10 @@ type store struct {
 	history *history.Store
 	index   *search.Index
 
-	gone bool // guarded by turn: the sandbox is being removed
+	// guarded by turn
+	gone   bool // the sandbox is being removed
+	missed bool // this operation has noted that not all secrets could be read
+	anew   bool // it compares what may be in the index
 
 	// guarded by Keeper.mu
 	end     context.CancelCauseFunc // of the operation that has the turn
@@ -137,6 +151,7 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 	if s.gone || k.o.Current != nil && !k.o.Current(o) {
 		return fmt.Errorf("%w: sandbox %s: %w", ErrNone, o.Name, fs.ErrNotExist)
 	}
+	s.owner, s.missed = o, false
 	if err := k.open(ctx, s, dir); err != nil {
 		return err
 	}
@@ -145,7 +160,6 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 		return err
 	}
 	defer f.Close()
-	s.owner = o
 	if err := do(ctx, &use{s, k, f}); err == nil || ctx.Err() == nil {
 		return err
 	}
@@ -153,16 +167,24 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 }
 
 // open opens a store's history, unless it is.
-func (k *Keeper) open(ctx context.Context, s *store, dir string) (err error) {
-	if s.history == nil {
-		if s.history, err = history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
-			MaxBytes: k.o.Most, Inspect: k.inspect, Key: k.o.Key,
-			Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
-				return k.contacted(ctx, s.owner.ID, last, c)
-			},
-		}); err != nil {
-			return err
-		}
+func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
+	if s.history != nil {
+		return nil
+	}
+	h, err := history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
+		MaxBytes: k.o.Most, Key: k.o.Key,
+		Inspect: func(ctx context.Context, path string, data []byte) string { return k.inspect(ctx, s, path, data) },
+		Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
+			return k.contacted(ctx, s.owner.ID, last, c)
+		},
+		Committed: func(ctx context.Context, c *history.Commit) error { return k.tell(ctx, s, c) },
+	})
+	if err != nil {
+		return err
+	}
+	s.history = h
+	if err := k.tellAgain(ctx, s); err != nil {
+		return errors.Join(err, s.close())
 	}
 	return nil
 }
@@ -190,6 +212,21 @@ func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Pro
 		return err
 	}
 	return x.use.index.Update(ctx, f, progress)
+}
+
+// dropIndex removes the index, which is made of the files again. What was removed from it
+// row by row would leave its words there.
+func (k *Keeper) dropIndex(s *store) (err error) {
+	if s.index != nil {
+		err = s.index.Close()
+		s.index = nil
+	}
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if e := os.Remove(filepath.Join(k.o.Dir, s.owner.Name, memory.IndexFile+suffix)); !gone(e) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
 }
 
 // Search implements layer.Searcher. Update comes first.
@@ -308,6 +345,7 @@ func (k *Keeper) Close() error {
 	k.done = true
 	open := maps.Clone(k.of)
 	k.mu.Unlock()
+	k.end()
 	for _, s := range open {
 		k.interrupt(s)
 	}
@@ -370,6 +408,13 @@ func (k *Keeper) record(ctx context.Context, o memory.Owner, c memory.Cause) err
 // Inherit gives a child, whose memory is not there yet, the versions of its parent.
 func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error {
 	return k.in(ctx, parent, func(ctx context.Context, u *use) error {
+		if mark, err := k.recheckMark(parent); err != nil {
+			return err
+		} else if mark != "" {
+			if err := MarkRecheck(filepath.Join(k.o.Dir, child.Name)); err != nil {
+				return err
+			}
+		}
 		return u.history.Copy(ctx, filepath.Join(k.o.Dir, child.Name, memory.HistoryFile))
 	})
 }
@@ -379,10 +424,7 @@ func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error 
 // of the caller's.
 func (u *use) record(ctx context.Context, c memory.Cause) (*history.Commit, error) {
 	commit, err := u.history.Record(ctx, u.folder, u.cause(ctx, c))
-	if commit == nil {
-		return nil, err
-	}
-	if err = errors.Join(err, u.keeper.tell(ctx, u.owner, commit)); err != nil {
+	if commit == nil || err != nil {
 		return commit, err
 	}
 	return commit, u.putBack(ctx, commit)
@@ -400,9 +442,7 @@ func (u *use) putBack(ctx context.Context, c *history.Commit) error {
 	if len(paths) == 0 || c.Trimmed {
 		return nil
 	}
-	_, err := u.told(ctx, func() (*history.Commit, error) {
-		return u.history.Rollback(ctx, u.folder, history.Target{To: c.Number - 1, Paths: paths, LeaveOut: true}, u.by(ctx, memory.RolledBack))
-	})
+	_, err := u.history.Rollback(ctx, u.folder, history.Target{To: c.Number - 1, Paths: paths, LeaveOut: true}, u.by(ctx, memory.RolledBack))
 	return err
 }
 
@@ -427,10 +467,18 @@ func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
 	return cause
 }
 
+// begin records what the sandbox has changed, before an operation of a caller's.
+func (u *use) begin(ctx context.Context) error {
+	if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
+		return err
+	}
+	return u.recheck(ctx)
+}
+
 // change records what the sandbox has changed, calls do, and records what that has
 // changed.
 func (u *use) change(ctx context.Context, operation memory.Operation, do func() error) error {
-	if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
+	if err := u.begin(ctx); err != nil {
 		return err
 	}
 	err := do()
@@ -450,10 +498,17 @@ func (k *Keeper) contacted(ctx context.Context, id string, last history.Commit, 
 }
 
 // inspect says why a file may not stay in a memory, or "".
-func (k *Keeper) inspect(ctx context.Context, path string, data []byte) string {
+func (k *Keeper) inspect(ctx context.Context, s *store, path string, data []byte) (reason string) {
+	defer func() {
+		if reason != "" && s.anew {
+			if err := k.dropIndex(s); err != nil {
+				k.o.Logger.Error("the search index of a memory has what is in quarantine", "sandbox", s.owner.Name, "error", err)
+			}
+		}
+	}()
 	name, found, err := k.o.Secret(ctx, string(data))
-	if err != nil {
-		k.o.Logger.Warn("a file of a memory could not be compared with all secrets", "error", err)
+	if err != nil && !found {
+		k.miss(s, err)
 	}
 	if found {
 		return "secret: it holds the credential " + name

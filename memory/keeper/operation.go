@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,7 @@ func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 // reading is in, with what the sandbox has changed recorded, and returns what do does.
 func reading[T any](ctx context.Context, k *Keeper, o memory.Owner, do func(context.Context, *use) (T, error)) (v T, err error) {
 	err = k.in(ctx, o, func(ctx context.Context, u *use) error {
-		if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
+		if err := u.begin(ctx); err != nil {
 			return err
 		}
 		v, err = do(ctx, u)
@@ -280,7 +281,7 @@ func (u *use) summarized(ctx context.Context, s layer.Summary) error {
 		}
 		by.Contacted, by.MoreContacted = append(by.Contacted, p.Contacted...), by.MoreContacted+p.MoreContacted
 	}
-	_, err := u.told(ctx, func() (*history.Commit, error) { return u.history.Record(ctx, u.folder, by) })
+	_, err := u.history.Record(ctx, u.folder, by)
 	return err
 }
 
@@ -315,9 +316,7 @@ func (k *Keeper) Rollback(ctx context.Context, o memory.Owner, r RollbackRequest
 		if err != nil {
 			return c, err
 		}
-		return u.told(ctx, func() (*history.Commit, error) {
-			return u.history.Rollback(ctx, u.folder, history.Target{To: to, Paths: r.Paths, LeaveOut: r.LeaveOut}, u.by(ctx, memory.RolledBack))
-		})
+		return made(u.history.Rollback(ctx, u.folder, history.Target{To: to, Paths: r.Paths, LeaveOut: r.LeaveOut}, u.by(ctx, memory.RolledBack)))
 	})
 }
 
@@ -337,13 +336,12 @@ func (u *use) by(ctx context.Context, operation memory.Operation) history.Cause 
 	return u.cause(ctx, memory.Cause{Operation: operation})
 }
 
-// told records a commit that do makes in the audit log.
-func (u *use) told(ctx context.Context, do func() (*history.Commit, error)) (history.Commit, error) {
-	c, err := do()
+// made is the commit of an operation, or the zero Commit if nothing differs.
+func made(c *history.Commit, err error) (history.Commit, error) {
 	if c == nil {
 		return history.Commit{}, err
 	}
-	return *c, errors.Join(err, u.keeper.tell(ctx, u.owner, c))
+	return *c, err
 }
 
 // Quarantine takes files out of the memory.
@@ -359,9 +357,10 @@ func (k *Keeper) Quarantine(ctx context.Context, o memory.Owner, r QuarantineReq
 		case r.Destination != "" || len(paths) == 0:
 			return nil, fmt.Errorf("%w: say which paths, or which destination", ErrBadRequest)
 		}
-		c, err := u.told(ctx, func() (*history.Commit, error) {
-			return u.history.Quarantine(ctx, u.folder, paths, cmp.Or(reason, "an operator asked"), u.by(ctx, memory.Quarantined))
-		})
+		if err := k.dropIndex(u.store); err != nil {
+			return nil, err
+		}
+		c, err := made(u.history.Quarantine(ctx, u.folder, paths, cmp.Or(reason, "an operator asked"), u.by(ctx, memory.Quarantined)))
 		if err != nil {
 			return nil, err
 		}
@@ -392,16 +391,14 @@ func (k *Keeper) Quarantined(ctx context.Context, o memory.Owner) ([]history.Qua
 // Release puts a file back into the memory.
 func (k *Keeper) Release(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (history.Commit, error) {
-		return u.told(ctx, func() (*history.Commit, error) {
-			return u.history.Release(ctx, u.folder, r.ID, u.by(ctx, memory.Released))
-		})
+		return made(u.history.Release(ctx, u.folder, r.ID, u.by(ctx, memory.Released)))
 	})
 }
 
 // Discard removes a file from quarantine for good.
 func (k *Keeper) Discard(ctx context.Context, o memory.Owner, r QuarantineID) (history.Commit, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (history.Commit, error) {
-		return u.told(ctx, func() (*history.Commit, error) { return u.history.Discard(ctx, r.ID, u.by(ctx, memory.Discarded)) })
+		return made(u.history.Discard(ctx, r.ID, u.by(ctx, memory.Discarded)))
 	})
 }
 
@@ -437,7 +434,7 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 		if err := u.history.Verify(ctx); err != nil {
 			v.Problems = append(v.Problems, err.Error())
 		}
-		recorded, err := k.o.Recorded(ctx, o.ID)
+		recorded, err := k.o.Recorded(ctx, o.ID, 0)
 		if err != nil {
 			return v, err
 		}
@@ -446,7 +443,11 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 			return v, err
 		}
 		v.Versions = last.Number
-		first := uint64(0) // of those that are left
+		first, newest := uint64(0), uint64(0) // of those that are left, and of those recorded
+		oldest := uint64(math.MaxUint64)
+		for number := range recorded {
+			oldest, newest = min(oldest, number), max(newest, number)
+		}
 		for after := uint64(0); after < last.Number; {
 			list, err := u.history.Commits(ctx, history.Filter{After: after, Before: after + verifyStep + 1, Limit: verifyStep})
 			if err != nil {
@@ -462,6 +463,8 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 				switch {
 				case ok && digest == c.Digest:
 					v.Recorded++
+				case !ok && oldest < c.Number && c.Number < newest:
+					v.Problems = append(v.Problems, fmt.Sprintf("version %d is not in the audit log, and later ones are", c.Number))
 				case ok:
 					v.Problems = append(v.Problems, fmt.Sprintf("version %d is another one than the audit log has", c.Number))
 				}
