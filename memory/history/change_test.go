@@ -491,3 +491,44 @@ func TestTaint(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 }
+
+// Where a version is from is the same whether or not it was asked of the versions before.
+func TestTaintIsRemembered(t *testing.T) {
+	r := newRig(t, history.Options{MaxLog: 1 << 20})
+	random := rand.New(rand.NewPCG(7, 7))
+	names := []string{"a", "b", "c", "d"}
+	for i := range 300 {
+		name := names[random.IntN(len(names))]
+		switch random.IntN(5) {
+		case 0:
+			_ = os.Remove(filepath.Join(r.dir, name))
+		case 1:
+			r.ok(os.Rename(filepath.Join(r.dir, "memories.md"), filepath.Join(r.dir, name)))
+			r.write("memories.md", fmt.Sprint(i))
+		default:
+			r.write(name, fmt.Sprint(random.IntN(40)))
+		}
+		_, err := r.Record(t.Context(), r.f, history.Cause{Contacted: []string{fmt.Sprint(random.IntN(30), ".example")}, MoreContacted: i % 7 / 6})
+		r.ok(err)
+		if i%10 > 0 {
+			for _, name := range names[:1+i%4] {
+				_, _ = r.Taint(t.Context(), name) // it may not be there
+			}
+			continue
+		}
+		var asked, anew []string
+		for _, list := range []*[]string{&asked, &anew} {
+			for _, name := range names {
+				p, err := r.Taint(t.Context(), name)
+				*list = append(*list, fmt.Sprint(p, err))
+			}
+			if list == &asked {
+				r.ok(r.Close())
+				r.open(history.Options{MaxLog: 1 << 20})
+			}
+		}
+		if !slices.Equal(asked, anew) {
+			t.Fatalf("after %d versions: %q, and anew %q", i, asked, anew)
+		}
+	}
+}

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -181,70 +179,6 @@ func (s *Store) ChangedSince(ctx context.Context, number uint64) (paths []string
 		return err
 	}, "SELECT path FROM file WHERE number >= ? AND kind = ? ORDER BY path", number, memory.KindFile)
 	return paths, err
-}
-
-// Taint says where the present contents of a path come from, as far as the last commit
-// knows them. A version has a part of the one before it at its path; contents that were
-// anywhere in the memory before have the provenance that they had there, so that moving,
-// copying and rolling back change nothing. What a program wrote anew from what it had read
-// has the destinations of its own commit only.
-func (s *Store) Taint(ctx context.Context, path string) (Provenance, error) {
-	tx, err := s.read.BeginTx(ctx, nil)
-	if err != nil {
-		return Provenance{}, err
-	}
-	defer tx.Rollback()
-	p := Provenance{}
-	err = each(ctx, tx, func(scan func(...any) error) error { return scan(&p.Commit) }, "SELECT number FROM file WHERE path = ?", blob(path))
-	if err == nil && p.Commit == 0 {
-		err = fmt.Errorf("%q: %w", path, fs.ErrNotExist)
-	}
-	if err != nil {
-		return p, err
-	}
-	contacted, seen := map[string]bool{}, map[uint64]bool{}
-	p.First = p.Commit
-	for number := p.Commit; number > 0; {
-		p.First = min(p.First, number)
-		if !seen[number] {
-			seen[number] = true
-			var c Commit
-			if err := each(ctx, tx, func(scan func(...any) error) error { return scanHead(scan, &c) }, "SELECT number, digest, head FROM commits WHERE number = ?", number); err != nil {
-				return p, err
-			}
-			for _, d := range c.Cause.Contacted {
-				contacted[d] = true
-			}
-			p.MoreContacted += c.Cause.MoreContacted
-		}
-		var op string
-		var d memory.Digest
-		if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&op, &d) }, "SELECT op, digest FROM change WHERE path = ? AND number = ?", blob(path), number); err != nil {
-			return p, err
-		}
-		next := uint64(0)
-		if d != "" && d != memory.DigestOf(nil) {
-			var origin []byte
-			if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&origin, &next) },
-				"SELECT path, number FROM change WHERE digest = ? AND number < ? AND op <> ? ORDER BY number, path LIMIT 1", d, number, Discarded); err != nil {
-				return p, err
-			}
-			if next > 0 {
-				path = string(origin)
-			}
-		}
-		if next == 0 && op != Added {
-			if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&next) },
-				"SELECT coalesce(max(number), 0) FROM change WHERE path = ? AND number < ? AND op <> ?", blob(path), number, Discarded); err != nil {
-				return p, err
-			}
-		}
-		number = next
-	}
-	all := slices.Sorted(maps.Keys(contacted))
-	p.MoreContacted += max(0, len(all)-maxDestinations)
-	p.Contacted = all[:min(len(all), maxDestinations)]
-	return p, nil
 }
 
 // Verify checks that all commits are as they were recorded, and that the contents, the

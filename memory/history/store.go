@@ -52,6 +52,8 @@ type Store struct {
 	read  *sql.DB
 	mu    sync.Mutex // one writer at a time, from looking at the memory to the commit
 	write *sql.DB
+
+	lineages lineages
 }
 
 // source is where SQLite finds the file. A commit is on disk when it returns, and what is

@@ -86,9 +86,10 @@ type store struct {
 	index   *search.Index
 
 	// guarded by turn
-	gone   bool // the sandbox is being removed
-	missed bool // this operation has noted that not all secrets could be read
-	anew   bool // it compares what may be in the index
+	gone   bool              // the sandbox is being removed
+	missed bool              // this operation has noted that not all secrets could be read
+	anew   bool              // it compares what may be in the index
+	marks  map[string]string // by path, why it is not trusted, as of the last commit
 
 	// guarded by Keeper.mu
 	end     context.CancelCauseFunc // of the operation that has the turn
@@ -151,7 +152,7 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 	if s.gone || k.o.Current != nil && !k.o.Current(o) {
 		return fmt.Errorf("%w: sandbox %s: %w", ErrNone, o.Name, fs.ErrNotExist)
 	}
-	s.owner, s.missed = o, false
+	s.owner, s.missed, s.marks = o, false, map[string]string{}
 	if err := k.open(ctx, s, dir); err != nil {
 		return err
 	}
@@ -177,7 +178,10 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
 		Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
 			return k.contacted(ctx, s.owner.ID, last, c)
 		},
-		Committed: func(ctx context.Context, c *history.Commit) error { return k.tell(ctx, s, c) },
+		Committed: func(ctx context.Context, c *history.Commit) error {
+			clear(s.marks)
+			return k.tell(ctx, s, c)
+		},
 	})
 	if err != nil {
 		return err

@@ -93,6 +93,15 @@ func (u *use) read(ctx context.Context, path string) ([]byte, error) {
 
 // untrusted says why the present contents of a file are not trusted, or "".
 func (u *use) untrusted(ctx context.Context, path string) string {
+	why, known := u.marks[path]
+	if !known {
+		why = u.judge(ctx, path)
+		u.marks[path] = why
+	}
+	return why
+}
+
+func (u *use) judge(ctx context.Context, path string) string {
 	p, err := u.history.Taint(ctx, path)
 	if err != nil {
 		return "nothing is known of where it is from"
