@@ -163,6 +163,11 @@ egress:
 	do(demo, "echo 'The ship leaves at ten.' > /memory/memories/ship.md")
 	contains(mem("search", demo, "ships"), "leaves at ten")
 	contains(mem("retrieve", demo, "ships"), "leaves at ten")
+	contains(mem("search", demo, "xylophone"), "nothing was found")
+	contains(mem("retrieve", demo, "xylophone"), "nothing was found")
+	if out := mem("search", demo, "xylophone", "-o", "json"); strings.TrimSpace(out) != "[]" {
+		t.Errorf("as JSON: %s", out)
+	}
 
 	// A stopped sandbox can be searched, also after a restart of the daemon.
 	r.ok("sandbox", "stop", demo)

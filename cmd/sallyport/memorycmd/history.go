@@ -48,6 +48,7 @@ func newHistory(g *cli.Globals) *cobra.Command {
 				fmt.Fprintf(w, "  after contact with %s%s\n", terminal.Escape(strings.Join(c.Cause.Contacted, ", ")), more(c.Cause.MoreContacted))
 			}
 		}
+		nothing(w, len(list.Commits), "was found")
 	})
 }
 
@@ -117,6 +118,7 @@ func newDiff(g *cli.Globals) *cobra.Command {
 			}
 			printText(w, d.Text)
 		}
+		nothing(w, len(list), "differs")
 	})
 }
 
@@ -144,7 +146,7 @@ func newRollback(g *cli.Globals) *cobra.Command {
 
 func printCommit(w io.Writer, c history.Commit) {
 	if c.Number == 0 {
-		fmt.Fprintln(w, "nothing differs")
+		nothing(w, 0, "differs")
 		return
 	}
 	fmt.Fprintf(w, "version %d, %s\n", c.Number, cli.Many(len(c.Changes), "change", "changes"))
@@ -215,7 +217,5 @@ func printPlan(w io.Writer, p layer.Plan, dry bool) {
 	for _, s := range p.Summaries {
 		fmt.Fprintf(w, "%s %s %s\n", terminal.Escape(s.Path), verb, cli.Many(len(s.Sources), "entry", "entries"))
 	}
-	if len(p.Summaries) == 0 {
-		fmt.Fprintln(w, "nothing is old enough")
-	}
+	nothing(w, len(p.Summaries), "is old enough")
 }

@@ -1,6 +1,7 @@
 package memorycmd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -43,10 +44,18 @@ func newSearch(g *cli.Globals) *cobra.Command {
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
 	return cli.Shows(g, c, of(memclient.Search, asked(&q)), func(w io.Writer, list []keeper.Found) {
 		for _, f := range list {
-			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(f.Text, 200))
+			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(cmp.Or(f.Text, f.Note), 200))
 			untrusted(w, f.Untrusted)
 		}
+		nothing(w, len(list), "was found")
 	})
+}
+
+// nothing says that a list has nothing.
+func nothing(w io.Writer, n int, was string) {
+	if n == 0 {
+		fmt.Fprintln(w, "nothing", was)
+	}
 }
 
 // untrusted says why something is not trusted, where it is shown.
@@ -82,6 +91,7 @@ func newRetrieve(g *cli.Globals) *cobra.Command {
 			fmt.Fprintf(w, "%.2f  %s  %s  %s\n", s.Score, s.Time.Format(time.DateOnly), terminal.Escape(s.ID), oneLine(s.Text, 200))
 			untrusted(w, s.Untrusted)
 		}
+		nothing(w, len(list), "was found")
 	})
 }
 
