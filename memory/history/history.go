@@ -59,7 +59,7 @@ const (
 type Cause struct {
 	Operation memory.Operation `json:"operation"`
 	Caller    string           `json:"caller,omitempty"`
-	Command   string           `json:"command,omitempty"` // the program's name
+	Command   string           `json:"command,omitempty"` // the programs' names
 	Session   string           `json:"session,omitempty"`
 	// Contacted are destinations that the sandbox contacted since the commit before,
 	// sorted; there were MoreContacted others.

@@ -11,6 +11,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ type Options struct {
 	Dir  string // has a folder for each sandbox
 	Hold func(folder string) (release func() error, err error)
 	// Contacted returns the destinations that a sandbox, by its ID, has contacted by
-	// records of the audit log with larger numbers than after, and the log's last number.
+	// records of the audit log with larger numbers than after, and the last such number, or
+	// after if there is none.
 	Contacted func(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error)
 	// Secret says whether a text holds the secret of a credential, and of which. An error is
 	// of secrets that could not be read: the others were compared.
@@ -51,6 +53,7 @@ type Options struct {
 	Current  func(memory.Owner) bool
 	Key      history.Key // seals what is in quarantine
 	Most     int64       // bytes of contents that a history keeps
+	MaxText  int64       // bytes of text that are searched in a memory; 0 is 64 MiB
 	Logger   *slog.Logger
 	Embedder search.Embedder // nil: search is by words alone
 	// Summarize makes a summary of entries. nil: sentences are chosen from them.
@@ -73,6 +76,7 @@ type Keeper struct {
 
 // New returns a Keeper.
 func New(o Options) *Keeper {
+	o.MaxText = cmp.Or(o.MaxText, maxText)
 	k := &Keeper{o: o, of: map[string]*store{}, recheck: map[string]memory.Owner{}}
 	k.ctx, k.end = context.WithCancel(context.Background())
 	return k
@@ -89,6 +93,7 @@ type store struct {
 	gone   bool              // the sandbox is being removed
 	missed bool              // this operation has noted that not all secrets could be read
 	anew   bool              // it compares what may be in the index
+	full   bool              // the log says that the memory has more text than is searched
 	marks  map[string]string // by path, why it is not trusted, as of the last commit
 
 	// guarded by Keeper.mu
@@ -96,6 +101,7 @@ type store struct {
 	users   int
 	idle    *time.Timer
 	pending []note
+	more    int  // others that were too many
 	noted   bool // a task will record what is pending
 }
 
@@ -106,10 +112,11 @@ type note struct {
 }
 
 const (
+	maxText  = 64 << 20
 	idleTime = time.Minute
 	// noteDelay has one record for commands that follow each other.
 	noteDelay  = 50 * time.Millisecond
-	maxPending = 16
+	maxPending = 16 // different ones: the next version counts the others
 	// patience is for how long what is done to a sandbox waits before it ends an operation
 	// on its memory.
 	patience = 2 * time.Second
@@ -201,7 +208,7 @@ type index struct{ *use }
 func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Progress) (err error) {
 	if x.use.index == nil {
 		x.use.index, err = search.Open(ctx, filepath.Join(x.keeper.o.Dir, x.owner.Name, memory.IndexFile), search.Options{
-			Embedder: x.keeper.embedder(),
+			Embedder: x.keeper.embedder(), MaxText: x.keeper.o.MaxText,
 			// The sandbox may have changed a file since it was recorded: what is found has been
 			// inspected, and is what its provenance is of.
 			Inspect: func(ctx context.Context, path string, data []byte) string {
@@ -215,7 +222,13 @@ func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Pro
 	if err != nil {
 		return err
 	}
-	return x.use.index.Update(ctx, f, progress)
+	err = x.use.index.Update(ctx, f, progress)
+	if full := errors.Is(err, search.ErrFull); full != x.full {
+		if x.full = full; full {
+			x.keeper.o.Logger.Warn("a memory is searched in part", "sandbox", x.owner.Name, "error", err)
+		}
+	}
+	return err
 }
 
 // dropIndex removes the index, which is made of the files again. What was removed from it
@@ -370,8 +383,12 @@ func (k *Keeper) Changed(ctx context.Context, o memory.Owner, c memory.Cause) {
 	defer k.put(s)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(s.pending) < maxPending {
-		s.pending = append(s.pending, note{c, audit.NameOf(ctx)})
+	switch n := (note{c, audit.NameOf(ctx)}); {
+	case slices.Contains(s.pending, n):
+	case len(s.pending) < maxPending:
+		s.pending = append(s.pending, n)
+	default:
+		s.more++
 	}
 	if s.noted {
 		return
@@ -454,21 +471,35 @@ func (u *use) putBack(ctx context.Context, c *history.Commit) error {
 func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
 	k := u.keeper
 	k.mu.Lock()
-	pending := u.pending
-	u.pending, u.noted = nil, false
+	pending, more := u.pending, u.more
+	u.pending, u.more, u.noted = nil, 0, false
 	k.mu.Unlock()
 	cause := history.Cause{Operation: c.Operation, Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
+	var commands, callers []string
+	for _, p := range pending {
+		commands, callers = append(commands, p.Command), append(callers, p.caller)
+	}
 	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {
-		cause.Operation, cause.Caller, cause.From = pending[0].Operation, pending[0].caller, pending[0].From
-		var commands []string
-		for _, p := range pending {
-			if p.Command != "" && !slices.Contains(commands, p.Command) {
-				commands = append(commands, p.Command)
-			}
-		}
-		cause.Command = strings.Join(commands, ", ")
+		cause.Operation, cause.Caller, cause.From = pending[0].Operation, distinct(callers), pending[0].From
+	}
+	if cause.Command == "" {
+		cause.Command = distinct(commands)
+	}
+	if more > 0 {
+		cause.Command += fmt.Sprintf(" and %d more", more)
 	}
 	return cause
+}
+
+// distinct has each name once.
+func distinct(names []string) string {
+	var once []string
+	for _, name := range names {
+		if name != "" && !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return strings.Join(once, ", ")
 }
 
 // begin records what the sandbox has changed, before an operation of a caller's.

@@ -44,10 +44,29 @@ type rig struct {
 	known     []string
 	away      error  // of the source of all that is known
 	asked     func() // runs when a text is compared
+	log       buffer
 	last      uint64
 
 	now       atomic.Value // the ID that has the sandbox's name
 	summarize atomic.Pointer[keeper.Summarizer]
+}
+
+// buffer is what was logged.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }
 
 const secret = "correct-horse-battery-staple"
@@ -122,7 +141,7 @@ func rigIn(t *testing.T, folder string) *rig {
 			return host == "good.example"
 		},
 		Summarize: func(ctx context.Context, list []layer.Entry) (string, error) { return (*r.summarize.Load())(ctx, list) },
-		Key:       key, Logger: slog.New(slog.DiscardHandler),
+		Key:       key, MaxText: 1 << 20, Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
 	})
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
@@ -645,5 +664,56 @@ func TestKilledBeforeTheEvent(t *testing.T) {
 	r.mu.Unlock()
 	if v := value(r.Verify(ctx, r.o))(t); len(v.Problems) != len(list) || len(r.records) != len(list) {
 		t.Errorf("with other digests: %+v with %d events", v, len(r.records))
+	}
+}
+
+// A memory with more text than is searched says so, once in the log and where a file is
+// found by its name.
+func TestMoreTextThanIsSearched(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	for _, name := range []string{"a", "b"} {
+		r.writes("memories/"+name+".md", "apple of "+name+strings.Repeat("\nAll is well.", 60_000))
+	}
+	for range 2 {
+		found := value(r.Search(ctx, r.o, keeper.Question{Query: "b.md"}))(t)
+		if len(found) == 0 || found[0].Path != "memories/b.md" || found[0].Note == "" {
+			t.Errorf("found: %+v", found)
+		}
+	}
+	if n := strings.Count(r.log.String(), "1 files are found by their names alone, as 1 MiB of text are the most: remove files that are not needed"); n != 1 {
+		t.Errorf("%d warnings in %s", n, r.log.String())
+	}
+}
+
+// The programs that ran, and their callers, since the version before are named by the next
+// one, each once; of very many the others are counted.
+func TestManyCauses(t *testing.T) {
+	r := newRig(t)
+	as := func(name string) context.Context {
+		return audit.By(t.Context(), &audit.Actor{User: audit.User{Name: name}}, nil)
+	}
+	release := make(chan struct{})
+	held := make(chan struct{})
+	r.during = func() { close(held); <-release }
+	r.writes("memories/a.md", "one\n")
+	go func() { _ = r.Record(t.Context(), r.o, memory.Cause{Operation: memory.Found}) }()
+	<-held // so that none of what follows is recorded before all is there
+	for range 30 {
+		r.Changed(as("alice"), r.o, memory.Cause{Operation: memory.ByCommand, Command: "sh"})
+	}
+	for i := range 20 {
+		r.Changed(as("bob"), r.o, memory.Cause{Operation: memory.ByCommand, Command: fmt.Sprint("p", i)})
+	}
+	must.OK(t, os.WriteFile(r.path("memories/a.md"), []byte("two\n"), 0o666))
+	close(release)
+	// What is recorded next has them: this, or what the commands have recorded soon.
+	must.OK(t, r.Record(as("carol"), r.o, memory.Cause{Operation: memory.Restoring, From: "calm"}))
+	got := r.commits()[0].Cause
+	if want := "sh, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14 and 5 more"; got.Command != want {
+		t.Errorf("commands: %s", got.Command)
+	}
+	if by := map[memory.Operation]string{memory.ByCommand: "alice, bob", memory.Restoring: "carol"}; by[got.Operation] == "" || got.Caller != by[got.Operation] {
+		t.Errorf("%s by %s", got.Operation, got.Caller)
 	}
 }

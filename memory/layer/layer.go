@@ -76,10 +76,10 @@ func (l *Layers) untrusted(path string) string {
 }
 
 // Find updates the index and asks it. One that has not all of a very large memory, or
-// words without their meaning, is asked too.
+// words without their meaning, is asked too. [Searcher.Update] is what can tell of that.
 func (l *Layers) Find(ctx context.Context, q search.Query) ([]search.Hit, error) {
 	err := l.Search.Update(ctx, l.Folder, nil)
-	if err != nil && !errors.Is(err, memory.ErrTruncated) && !errors.Is(err, search.ErrEmbedding) {
+	if err != nil && !errors.Is(err, memory.ErrTruncated) && !errors.Is(err, search.ErrFull) && !errors.Is(err, search.ErrEmbedding) {
 		return nil, err
 	}
 	hits, err := l.Search.Search(ctx, q)

@@ -207,8 +207,28 @@ func TestMaxText(t *testing.T) {
 	b.plant("memories/a.md", "apple"+strings.Repeat(" ", 800))
 	b.update()
 	b.plant("memories/b.md", "banana"+strings.Repeat(" ", 800))
+	for range 2 {
+		err := b.index.Update(t.Context(), b.f, nil)
+		if !errors.Is(err, search.ErrFull) || !strings.Contains(err.Error(), "1 files are found by their names alone") {
+			t.Errorf("err = %v", err)
+		}
+		if !b.finds("apple", "memories/a.md") || b.finds("banana", "memories/b.md") {
+			t.Error("more text than may be is indexed")
+		}
+		if hits := b.search(search.Query{Text: "b.md"}); len(hits) == 0 || !strings.Contains(hits[0].Note, "only its name is searched") {
+			t.Errorf("found by its name: %+v", hits)
+		}
+	}
+	if err := os.Remove(filepath.Join(b.dir, "memories/a.md")); err != nil {
+		t.Fatal(err)
+	}
 	b.update()
-	if !b.finds("apple", "memories/a.md") || b.finds("banana", "memories/b.md") {
+	if !b.finds("banana", "memories/b.md") {
+		t.Error("the room of a file that is gone is not used")
+	}
+	b.plant("memories/a.md", "apple"+strings.Repeat(" ", 800))
+	_ = b.index.Update(t.Context(), b.f, nil) // which is full again
+	if b.finds("apple", "memories/a.md") {
 		t.Error("more text than may be is indexed")
 	}
 	b.plant("memories/a.md", "apple")

@@ -59,8 +59,8 @@ type Options struct {
 	// Inspect returns why a file must not be indexed, or "". Such a file is found by its
 	// name only, and asked about again by the next Update. nil admits all.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)
-	// MaxText is how many bytes of text are indexed. Files beyond that are found by their
-	// names only. 0 is 256 MiB.
+	// MaxText is how many bytes of text are indexed: the index takes about six times as much
+	// on disk. Files beyond that are found by their names only. 0 is 256 MiB.
 	MaxText int64
 }
 
@@ -114,7 +114,7 @@ func (x *Index) Close() error {
 
 func connect(path string) (*sql.DB, error) {
 	v := url.Values{"mode": {"rw"}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-8192)", "secure_delete(on)", "trusted_schema(off)",
+		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-8192)", "journal_size_limit(16777216)", "secure_delete(on)", "trusted_schema(off)",
 	}}
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String())
 	if err == nil {
@@ -173,6 +173,9 @@ func scan(rows *sql.Rows, into ...any) error {
 	return nil
 }
 
+// ErrFull says that the text of some files is not indexed.
+var ErrFull = errors.New("the memory has more text than is searched")
+
 // Progress is told how much of a long work is done.
 type Progress func(done, total int)
 
@@ -180,9 +183,9 @@ type Progress func(done, total int)
 // not known and no other. Broken off, it keeps what it has done. An index that turns out
 // to be damaged is made anew. progress may be nil.
 //
-// Its error wraps [memory.ErrTruncated] if the memory has more than 200,000 entries, and
-// [ErrEmbedding] if the Embedder failed; the words of all that was listed are up to date
-// then.
+// Its error wraps [memory.ErrTruncated] if the memory has more than 200,000 entries,
+// [ErrFull] if it has more text than Options.MaxText, and [ErrEmbedding] if the Embedder
+// failed; the words of all else are up to date then.
 func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress) error {
 	x.update.Lock()
 	defer x.update.Unlock()
@@ -194,15 +197,15 @@ func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress)
 			return fmt.Errorf("making the search index anew: %w", err)
 		}
 	}
-	news, truncated, err := x.words(ctx, f, progress)
+	news, incomplete, err := x.words(ctx, f, progress)
 	if damaged(err) {
 		if err := x.create(ctx); err != nil {
 			return fmt.Errorf("making the search index anew: %w", err)
 		}
-		news, truncated, err = x.words(ctx, f, progress)
+		news, incomplete, err = x.words(ctx, f, progress)
 	}
 	if err != nil {
 		return fmt.Errorf("updating the search index: %w", err)
 	}
-	return errors.Join(truncated, x.embed(ctx, news, progress))
+	return errors.Join(incomplete, x.embed(ctx, news, progress))
 }

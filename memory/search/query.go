@@ -46,6 +46,8 @@ type Hit struct {
 	Time    time.Time `json:"time"`
 	Score   float64   `json:"score"`  // 0 to 1, higher is better; 1 is the first of each list
 	Source  string    `json:"source"` // paragraph, file or turn
+	// Note says why the text of the file is not searched, if there was no room for it.
+	Note string `json:"note,omitempty"`
 }
 
 const (
@@ -272,7 +274,7 @@ func (x *Index) list(ctx context.Context, q Query, most int, ordered string, arg
 }
 
 func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered string, args []any) (list []candidate, all bool, err error) {
-	rows, err := x.db.QueryContext(ctx, `SELECT u.id, d.id, d.units, d.entry, f.path, u.line, d.session, u.type, u.heading, u.text, u.time
+	rows, err := x.db.QueryContext(ctx, `SELECT u.id, d.id, d.units, d.entry, f.path, f.bytes, u.line, d.session, u.type, u.heading, u.text, u.time
 		FROM (`+ordered+`) o CROSS JOIN unit u ON u.id = o.id CROSS JOIN document d ON d.id = u.document CROSS JOIN file f ON f.id = d.file
 		ORDER BY o.rank`, append(slices.Clip(args), looked)...)
 	if err != nil {
@@ -282,9 +284,9 @@ func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered str
 	n := 0
 	for ; len(list) < most && rows.Next(); n++ {
 		var c candidate
-		var at int64
+		var at, bytes int64
 		var units int
-		if err := scan(rows, &c.unit, &c.document, &units, &c.ID, &c.Path, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
+		if err := scan(rows, &c.unit, &c.document, &units, &c.ID, &c.Path, &bytes, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
 			return nil, false, err
 		}
 		c.Time, c.Source, c.alone = time.UnixMilli(at).UTC(), "paragraph", units == 1
@@ -293,6 +295,9 @@ func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered str
 		}
 		if c.Text == "" {
 			c.Source = "file"
+		}
+		if bytes == left {
+			c.Note = "only its name is searched: the memory has too much text"
 		}
 		if q.admits(c.Hit) {
 			list = append(list, c)

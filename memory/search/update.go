@@ -17,8 +17,10 @@ const (
 	maxFiles = 200_000
 	// maxText is the size of the largest file whose text is indexed, in bytes.
 	maxText = 1 << 20
-	// batch is how many files a transaction is about.
-	batch = 64
+	// batch is how many files a transaction is about, and batchText their size in bytes, but
+	// for a single one.
+	batch     = 64
+	batchText = 4 << 20
 	// settled is how old a change must be for its stamp to tell it from the next one:
 	// more than a tick of the clock that stamps files.
 	settled = 50 * time.Millisecond
@@ -28,18 +30,21 @@ const (
 type known struct {
 	id    int64
 	stamp memory.Stamp
-	bytes int64
+	bytes int64 // of text that is indexed, or left if that was too much
 }
 
-// words brings the words up to date, and says whether anything had changed. truncated is a
-// memory.ErrTruncated.
-func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (news bool, truncated, err error) {
+// left is the size of a file's text that had no room.
+const left = -1
+
+// words brings the words up to date, and says whether anything had changed. incomplete is a
+// memory.ErrTruncated, an ErrFull, or both.
+func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (news bool, incomplete, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	now := time.Now()
 	entries, err := f.Scan(maxFiles)
 	if errors.Is(err, memory.ErrTruncated) {
-		truncated, err = err, nil
+		incomplete, err = err, nil
 	}
 	if err != nil {
 		return false, nil, err
@@ -48,51 +53,77 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 	if err != nil {
 		return false, nil, err
 	}
-	var total int64
+	w := &writer{ctx: ctx, index: x, folder: f, now: now}
 	for _, k := range files {
-		total += k.bytes
+		w.total += max(0, k.bytes)
 	}
-	var changed []memory.Entry
+	type change struct {
+		memory.Entry
+		known
+	}
+	var changed, waiting []change
 	for _, e := range entries {
 		if e.Kind != memory.KindFile || strings.Contains(e.Path, ".sallyport-") {
 			continue
 		}
-		if k, ok := files[e.Path]; !ok || k.stamp != e.Stamp {
-			changed = append(changed, e)
+		k := files[e.Path]
+		delete(files, e.Path)
+		switch {
+		case k.id == 0 || k.stamp != e.Stamp:
+			changed = append(changed, change{e, k})
+		case k.bytes == left:
+			waiting = append(waiting, change{e, k})
+		}
+	}
+	if len(files) > 0 {
+		if err := w.do(func() error {
+			for _, k := range files {
+				if err := w.remove(k); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			return true, nil, err
+		}
+	}
+	free := x.options.MaxText - w.total
+	for _, c := range waiting {
+		if free -= c.Size; free < 0 {
+			free += c.Size
+			w.left++
 			continue
 		}
-		delete(files, e.Path)
+		changed = append(changed, c)
 	}
-	w := &writer{ctx: ctx, index: x, folder: f, total: total, now: now}
-	for i := 0; i < len(changed); i += batch {
+	for i := 0; i < len(changed); {
 		progress(i, len(changed))
 		some := changed[i:min(i+batch, len(changed))]
+		size := int64(0)
+		for n, c := range some {
+			if size += min(c.Size, maxConversations); size > batchText && n > 0 {
+				some = some[:n]
+				break
+			}
+		}
+		i += len(some)
 		err := w.do(func() error {
-			for _, e := range some {
-				k := files[e.Path]
-				delete(files, e.Path)
-				if err := w.file(e, k); err != nil {
-					return fmt.Errorf("%q: %w", e.Path, err)
+			for _, c := range some {
+				if err := w.file(c.Entry, c.known); err != nil {
+					return fmt.Errorf("%q: %w", c.Path, err)
 				}
 			}
 			return nil
 		})
 		if err != nil {
-			return true, truncated, err
+			return true, nil, err
 		}
 	}
 	progress(len(changed), len(changed))
-	if len(files) == 0 {
-		return len(changed) > 0, truncated, nil
+	if w.left > 0 {
+		incomplete = errors.Join(incomplete, fmt.Errorf("%w: %d files are found by their names alone, as %d MiB of text are the most: remove files that are not needed, or move them out of the memory", ErrFull, w.left, x.options.MaxText>>20))
 	}
-	return true, truncated, w.do(func() error {
-		for _, k := range files {
-			if err := w.remove(k); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return len(changed)+len(files) > 0, incomplete, nil
 }
 
 func (x *Index) known(ctx context.Context) (map[string]known, error) {
@@ -121,6 +152,7 @@ type writer struct {
 	index  *Index
 	folder *memory.Folder
 	total  int64 // bytes of text that are indexed
+	left   int   // files whose text has no room
 	now    time.Time
 
 	tx       *sql.Tx
@@ -161,16 +193,23 @@ func (w *writer) file(e memory.Entry, k known) error {
 	if err := w.ctx.Err(); err != nil {
 		return err
 	}
-	w.total -= k.bytes
+	w.total -= max(0, k.bytes)
 	most := int64(maxText)
 	if e.Path == conversations {
 		most = maxConversations
 	}
 	var data []byte
-	if e.Size <= most && w.total+e.Size <= w.index.options.MaxText {
+	size := int64(0)
+	switch {
+	case e.Size > most:
+	case w.total+e.Size > w.index.options.MaxText:
+		w.left++
+		size = left
+	default:
 		var err error
 		data, err = w.folder.Read(e.Path)
 		if errors.Is(err, fs.ErrNotExist) {
+			k.bytes = 0
 			return w.remove(k)
 		}
 		if err != nil || int64(len(data)) > most || !isText(data) {
@@ -180,12 +219,15 @@ func (w *writer) file(e memory.Entry, k known) error {
 			data, e.Stamp.Changed = nil, -1 // the next Update asks again
 		}
 	}
-	w.total += int64(len(data))
+	if data != nil {
+		size = int64(len(data))
+		w.total += size
+	}
 	stamp := e.Stamp
 	if w.now.Sub(time.Unix(0, stamp.Changed)) < settled {
 		stamp.Changed = -1
 	}
-	args := []any{e.Path, int64(stamp.Inode), stamp.Changed, len(data)}
+	args := []any{e.Path, int64(stamp.Inode), stamp.Changed, size}
 	if k.id != 0 {
 		if _, err := w.exec("UPDATE file SET path=?, inode=?, changed=?, bytes=? WHERE id=?", append(args, k.id)...); err != nil {
 			return err
@@ -285,6 +327,7 @@ func (w *writer) remove(k known) error {
 	if err := w.documents(k.id, nil); err != nil {
 		return err
 	}
+	w.total -= max(0, k.bytes)
 	_, err := w.exec("DELETE FROM file WHERE id=?", k.id)
 	return err
 }
