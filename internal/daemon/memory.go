@@ -57,18 +57,16 @@ func (d *daemon) isCurrent(o memory.Owner) bool {
 }
 
 // contacted returns the destinations of the requests and connections of a sandbox that
-// were allowed.
+// were allowed, by records after a number, and the number of the last decision about it.
 func (d *daemon) contacted(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error) {
-	last = d.lastEvent(ctx)
+	last = after
 	seen := map[string]bool{}
-	q := index.Query{From: after + 1, To: last, Sandbox: id, Kind: audit.KindDecision}
-	if q.From > q.To {
-		return nil, max(after, last), nil
-	}
+	q := index.Query{From: after + 1, Sandbox: id, Kind: audit.KindDecision}
 	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
 		if err != nil {
 			return nil, 0, err
 		}
+		last = max(last, e.Number)
 		switch to := e.Event.Destination; {
 		case e.Event.Action == audit.ActionDenied || e.Event.ClassUID == audit.ClassDNS || to == nil:
 		case e.Event.Unmapped.Sallyport.Phase == "inbound":
