@@ -717,3 +717,27 @@ func TestManyCauses(t *testing.T) {
 		t.Errorf("%s by %s", got.Operation, got.Caller)
 	}
 }
+
+// A memory goes back to what it was before a contact, and what was learned since stays in
+// the history.
+func TestRollbackOfADestination(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	for _, step := range [][2]string{{"one", "good.example"}, {"two", "evil.example"}, {"three", "good.example"}} {
+		r.writes("memories/a.md", step[0], step[1])
+		must.OK(t, r.Record(ctx, r.o, memory.Cause{Operation: memory.Found}))
+	}
+	value(r.Rollback(ctx, r.o, keeper.RollbackRequest{Destination: "evil.example"}))(t)
+	if got := string(value(os.ReadFile(r.path("memories/a.md")))(t)); got != "one" {
+		t.Errorf("the file has %q", got)
+	}
+	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "one"}))(t); len(found) != 1 || found[0].Untrusted != "" {
+		t.Errorf("found: %+v", found)
+	}
+	if n := len(r.commits()); n != 4 {
+		t.Errorf("%d versions", n)
+	}
+	if _, err := r.Rollback(ctx, r.o, keeper.RollbackRequest{Destination: "none.example"}); !errors.Is(err, history.ErrNoCommit) {
+		t.Errorf("of one that was not contacted: %v", err)
+	}
+}

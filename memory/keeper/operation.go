@@ -336,8 +336,11 @@ func (u *use) version(ctx context.Context, r RollbackRequest) (uint64, error) {
 		return r.To, nil
 	case !r.Time.IsZero():
 		return u.history.NumberAt(ctx, r.Time)
+	case r.Destination != "":
+		first, err := u.history.Since(ctx, r.Destination)
+		return first - min(first, 1), err
 	}
-	return 0, fmt.Errorf("%w: say to which version, or time", ErrBadRequest)
+	return 0, fmt.Errorf("%w: say to which version, time or destination", ErrBadRequest)
 }
 
 // by is the cause of an operation of the caller's.

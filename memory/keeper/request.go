@@ -84,14 +84,15 @@ type DiffRequest struct {
 	Path string `json:"path,omitempty"`
 }
 
-// RollbackRequest goes back to a version, by one of its number, its time and the
-// snapshot at which it was.
+// RollbackRequest goes back to a version, by one of its number, its time, the snapshot at
+// which it was, and a destination: the last version before the sandbox had contacted it.
 type RollbackRequest struct {
-	To       uint64    `json:"to,omitempty"`
-	Time     time.Time `json:"time,omitzero"`
-	Snapshot string    `json:"snapshot,omitempty"`
-	Paths    []string  `json:"paths,omitempty"` // default: all
-	LeaveOut bool      `json:"leave_out,omitempty"`
+	To          uint64    `json:"to,omitempty"`
+	Time        time.Time `json:"time,omitzero"`
+	Snapshot    string    `json:"snapshot,omitempty"`
+	Destination string    `json:"destination,omitempty"`
+	Paths       []string  `json:"paths,omitempty"` // default: all
+	LeaveOut    bool      `json:"leave_out,omitempty"`
 }
 
 // QuarantineRequest takes files out: by path, or all that was written after the sandbox

@@ -127,17 +127,18 @@ func newRollback(g *cli.Globals) *cobra.Command {
 	var at string
 	c := &cobra.Command{
 		Use: "rollback NAME [PATH...]", Short: "Make files what they were; what they are now stays in the history", Args: cobra.MinimumNArgs(1),
-		Example: "  sallyport memory rollback demo --to 12\n  sallyport memory rollback demo memories.md --time \"2026-11-26 18:00:00\"\n  sallyport memory rollback demo --snapshot before-upgrade",
+		Example: "  sallyport memory rollback demo --to 12\n  sallyport memory rollback demo memories.md --time \"2026-11-26 18:00:00\"\n  sallyport memory rollback demo --snapshot before-upgrade\n  sallyport memory rollback demo --destination evil.example   # to before the sandbox first talked to it",
 	}
 	c.Flags().Uint64Var(&r.To, "to", 0, "the version")
 	c.Flags().StringVar(&at, "time", "", "the version that was there at this time")
 	c.Flags().StringVar(&r.Snapshot, "snapshot", "", "the version that was there at this snapshot of the sandbox")
+	c.Flags().StringVar(&r.Destination, "destination", "", "the last version before the sandbox had contacted this destination")
 	c.Flags().BoolVar(&r.LeaveOut, "leave-out", false, "leave files as they are whose contents then are not kept")
-	c.MarkFlagsMutuallyExclusive("to", "time", "snapshot")
+	c.MarkFlagsMutuallyExclusive("to", "time", "snapshot", "destination")
 	return cli.Shows(g, c, of(memclient.Rollback, func(args []string) (_ keeper.RollbackRequest, err error) {
 		r.Paths = args[1:]
-		if r.To == 0 && at == "" && r.Snapshot == "" {
-			return r, cli.Usagef("say to what: --to VERSION, --time TIME or --snapshot NAME")
+		if r.To == 0 && at == "" && r.Snapshot == "" && r.Destination == "" {
+			return r, cli.Usagef("say to what: --to VERSION, --time TIME, --snapshot NAME or --destination HOST")
 		}
 		r.Time, err = parseTime(at, "time")
 		return r, err
