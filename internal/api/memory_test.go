@@ -11,6 +11,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/test/must"
+	"sallyport/memory"
 	memories "sallyport/memory/client"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
@@ -65,6 +66,21 @@ func TestMemory(t *testing.T) {
 	if s := recall(t, c, memories.GetState, keeper.StateRequest{Key: "step"}, "a"); string(s.Value) != `{"n":1}` {
 		t.Errorf("state: %s", s.Value)
 	}
+	// Two that read a value and write what they make of it do not lose each other's.
+	read := recall(t, c, memories.GetState, keeper.StateRequest{Key: "step"}, "a")
+	recall(t, c, memories.SetState, keeper.StateRequest{Key: "step", Value: json.RawMessage(`{"n":2}`), Digest: read.Digest}, "a")
+	recall(t, c, memories.SetState, keeper.StateRequest{Key: "first", Value: json.RawMessage(`1`), Digest: layer.NoState}, "a")
+	for key, digest := range map[string]memory.Digest{"step": read.Digest, "first": layer.NoState} {
+		_, err := memories.SetState.Do(t.Context(), c, keeper.StateRequest{Key: key, Value: json.RawMessage(`3`), Digest: digest}, "a")
+		var p *api.Problem
+		if !errors.As(err, &p) || p.Status != http.StatusConflict {
+			t.Errorf("a value of %s in place of another one: %v", key, err)
+		}
+	}
+	if s := recall(t, c, memories.GetState, keeper.StateRequest{Key: "step"}, "a"); string(s.Value) != `{"n":2}` {
+		t.Errorf("state: %s", s.Value)
+	}
+	recall(t, c, memories.RemoveState, keeper.StateRequest{Key: "first"}, "a")
 	if k := recall(t, c, memories.ListState, none, "a"); len(k.Keys) != 1 {
 		t.Errorf("keys: %v", k.Keys)
 	}

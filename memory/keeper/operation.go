@@ -195,7 +195,7 @@ func (k *Keeper) AppendTurn(ctx context.Context, o memory.Owner, r TurnRequest) 
 // SetState gives a key of the working state a value.
 func (k *Keeper) SetState(ctx context.Context, o memory.Owner, r StateRequest) error {
 	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {
-		return struct{}{}, u.layers(ctx, "").SetState(ctx, r.Key, r.Value)
+		return struct{}{}, u.layers(ctx, "").SetState(ctx, r.Key, r.Value, r.Digest)
 	})
 	return err
 }
@@ -204,7 +204,10 @@ func (k *Keeper) SetState(ctx context.Context, o memory.Owner, r StateRequest) e
 func (k *Keeper) State(ctx context.Context, o memory.Owner, r StateRequest) (StateRequest, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (StateRequest, error) {
 		value, err := u.layers(ctx, "").State(ctx, r.Key)
-		return StateRequest{r.Key, value}, missing(err)
+		if err != nil {
+			return StateRequest{}, missing(err)
+		}
+		return StateRequest{r.Key, value, memory.DigestOf(value)}, nil
 	})
 }
 

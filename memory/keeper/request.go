@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/layer"
 	"sallyport/memory/search"
@@ -52,6 +53,9 @@ type TurnRequest struct {
 type StateRequest struct {
 	Key   string          `json:"key"`
 	Value json.RawMessage `json:"value,omitempty"`
+	// Digest is of the value that the key has. A value that is set with one takes the place
+	// of that value only, and "none" is of no value.
+	Digest memory.Digest `json:"digest,omitempty"`
 }
 
 // Keys are those of the working state.

@@ -148,7 +148,7 @@ func TestState(t *testing.T) {
 	l, dir := remember(t)
 	for key, value := range map[string]string{"step": `{"n": 3}`, "a.b-c_D": `"x"`, "..": `null`} {
 		for range 2 {
-			if err := l.SetState(ctx, key, []byte(value)); err != nil {
+			if err := l.SetState(ctx, key, []byte(value), ""); err != nil {
 				t.Fatalf("%s: %v", key, err)
 			}
 		}
@@ -168,7 +168,7 @@ func TestState(t *testing.T) {
 		t.Error(err)
 	}
 	for key, value := range map[string]string{"": "1", "a/b": "1", "../x": "1", "a\x00": "1", "é": "1", "x": "{", "y": "", "z": `"` + string(make([]byte, 1<<20)) + `"`} {
-		if err := l.SetState(ctx, key, []byte(value)); !errors.Is(err, layer.ErrInvalid) {
+		if err := l.SetState(ctx, key, []byte(value), ""); !errors.Is(err, layer.ErrInvalid) {
 			t.Errorf("%q: %v", key, err)
 		}
 	}

@@ -3,6 +3,7 @@ package layer
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	"sallyport/memory"
@@ -22,8 +23,12 @@ func stateFile(key string) (string, error) {
 	return stateFolder + key + ".json", nil
 }
 
-// SetState gives a key of the working state a value: any JSON of at most 1 MiB.
-func (l *Layers) SetState(ctx context.Context, key string, value json.RawMessage) error {
+// NoState is the digest for SetState of a key that has no value.
+const NoState memory.Digest = "none"
+
+// SetState gives a key of the working state a value: any JSON of at most 1 MiB. Unless old
+// is "", the value that it replaces has this digest, or the error is [memory.ErrChanged].
+func (l *Layers) SetState(ctx context.Context, key string, value json.RawMessage, old memory.Digest) error {
 	name, err := stateFile(key)
 	if err != nil {
 		return err
@@ -34,7 +39,16 @@ func (l *Layers) SetState(ctx context.Context, key string, value json.RawMessage
 	if !json.Valid(value) {
 		return invalid("the value of %s is not JSON", key)
 	}
-	return l.change(ctx, name, func([]byte) ([]byte, error) { return value, nil })
+	return l.change(ctx, name, func(now []byte) ([]byte, error) {
+		digest := NoState
+		if now != nil {
+			digest = memory.DigestOf(now)
+		}
+		if old != "" && old != digest {
+			return nil, fmt.Errorf("the value of %s: %w", key, memory.ErrChanged)
+		}
+		return value, nil
+	})
 }
 
 // State returns the value of a key. The error is fs.ErrNotExist if it has none, and

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
+	"sallyport/memory"
 	memclient "sallyport/memory/client"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
@@ -24,6 +25,8 @@ func newState(g *cli.Globals) *cobra.Command {
 	key := func(args []string) (keeper.StateRequest, error) { return keeper.StateRequest{Key: args[1]}, nil }
 	get := &cobra.Command{Use: "get NAME KEY", Short: "Print the value of a key", Args: cli.Exactly("NAME", "KEY")}
 	set := &cobra.Command{Use: "set NAME KEY JSON", Short: "Give a key a value", Args: cli.Exactly("NAME", "KEY", "JSON"), Example: `  sallyport memory state set demo step '{"n": 3}'`}
+	var old string
+	set.Flags().StringVar(&old, "digest", "", "only in place of the value with this digest, as -o json of get shows it, or of none")
 	list := &cobra.Command{Use: "ls NAME", Short: "List the keys", Args: cli.Exactly("NAME")}
 	remove := &cobra.Command{Use: "rm NAME KEY", Short: "Remove a key", Args: cli.Exactly("NAME", "KEY")}
 	return cli.Group("state", "The working state of an agent: keys and values of JSON",
@@ -32,7 +35,7 @@ func newState(g *cli.Globals) *cobra.Command {
 			if !json.Valid([]byte(args[2])) {
 				return keeper.StateRequest{}, cli.Usagef("%q is not JSON: write a text in quotes, as '\"text\"'", args[2])
 			}
-			return keeper.StateRequest{Key: args[1], Value: json.RawMessage(args[2])}, nil
+			return keeper.StateRequest{Key: args[1], Value: json.RawMessage(args[2]), Digest: memory.Digest(old)}, nil
 		}), silent[client.None]),
 		cli.Shows(g, list, of(memclient.ListState, none), func(w io.Writer, k keeper.Keys) {
 			for _, key := range k.Keys {
