@@ -40,6 +40,11 @@ func (k *Keeper) tell(ctx context.Context, s *store, c *history.Commit) error {
 			err = errors.Join(err, k.o.Record(audit.Finding(audit.FindingInMemory, e)))
 		}
 	}
+	if err == nil {
+		k.mu.Lock()
+		k.told[o.ID] = c.Digest
+		k.mu.Unlock()
+	}
 	return err
 }
 
@@ -53,7 +58,10 @@ const (
 // the daemon may have been killed between.
 func (k *Keeper) tellAgain(ctx context.Context, s *store) error {
 	last, ok, err := s.history.Last(ctx)
-	if err != nil || !ok {
+	k.mu.Lock()
+	told := k.told[s.owner.ID]
+	k.mu.Unlock()
+	if err != nil || !ok || told == last.Digest {
 		return err
 	}
 	list, err := s.history.Commits(ctx, history.Filter{Since: last.Time.Add(-lostWithin), Limit: maxLost})
@@ -79,6 +87,11 @@ func (k *Keeper) tellAgain(ctx context.Context, s *store) error {
 		if recorded[c.Number] == "" && err == nil {
 			err = k.tell(ctx, s, &c)
 		}
+	}
+	if err == nil {
+		k.mu.Lock()
+		k.told[s.owner.ID] = last.Digest
+		k.mu.Unlock()
 	}
 	return err
 }

@@ -72,12 +72,13 @@ type Keeper struct {
 	done       bool
 	recheck    map[string]memory.Owner // due, by ID
 	rechecking bool                    // a task does what is due
+	told       map[string]string       // by ID, the digest of the last commit that was recorded
 }
 
 // New returns a Keeper.
 func New(o Options) *Keeper {
 	o.MaxText = cmp.Or(o.MaxText, maxText)
-	k := &Keeper{o: o, of: map[string]*store{}, recheck: map[string]memory.Owner{}}
+	k := &Keeper{o: o, of: map[string]*store{}, recheck: map[string]memory.Owner{}, told: map[string]string{}}
 	k.ctx, k.end = context.WithCancel(context.Background())
 	return k
 }
@@ -326,6 +327,7 @@ func (k *Keeper) Forget(id string) error {
 	k.mu.Lock()
 	s := k.of[id]
 	delete(k.of, id)
+	delete(k.told, id)
 	k.mu.Unlock()
 	if s == nil {
 		return nil
@@ -547,6 +549,9 @@ func (k *Keeper) inspect(ctx context.Context, s *store, path string, data []byte
 	}
 	if found {
 		return "secret: it holds the credential " + name
+	}
+	if s.anew { // the rules are what they were
+		return ""
 	}
 	if f, ok := secretscan.Find(ctx, path, data); ok {
 		return "secret: it holds what the rule " + f.Rule + " finds"
