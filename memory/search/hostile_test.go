@@ -138,6 +138,30 @@ func TestUpdateFindsChanges(t *testing.T) {
 	}
 }
 
+// Of 10,000 files, of which none was read that had not changed, the one that has is found
+// by the next question.
+func TestManyFilesAreNotStale(t *testing.T) {
+	var read []string
+	b := newBox(t, search.Options{Inspect: func(_ context.Context, path string, _ []byte) string {
+		read = append(read, path)
+		return ""
+	}})
+	for i := range 10_000 {
+		b.plant(fmt.Sprintf("memories/%d.md", i), fmt.Sprint("text ", i))
+	}
+	time.Sleep(100 * time.Millisecond) // a file that has just changed is read again
+	b.update()
+	for i := range 5 {
+		read = nil
+		name := fmt.Sprintf("memories/%d.md", 2000*i)
+		b.plant(name, fmt.Sprint("mangosteen", i))
+		b.update()
+		if len(read) == 0 || len(read) > i+1 || !b.finds(fmt.Sprint("mangosteen", i), name) {
+			t.Errorf("read after the change of %s: %q", name, read)
+		}
+	}
+}
+
 func TestUpdateReadsChangedFilesOnly(t *testing.T) {
 	var read []string
 	b := newBox(t, search.Options{Inspect: func(_ context.Context, path string, _ []byte) string {
