@@ -86,6 +86,19 @@ egress:
 	contains(curl(t, "-sS", "--unix-socket", filepath.Join(r.dir, "run/sallyport.sock"), "http://localhost/v1/sandboxes/demo/memory",
 		"-H", "Content-Type: application/json", "-d", `{"command": "view", "path": "/memories/memories/stack.md"}`).stdout, "PostgreSQL 17", `"is_error":false`)
 	contains(mem("checkpoint", demo), "memories/stack.md")
+	mem("turn", demo, "user", "The zebra is called Zoe.", "--session", "day 1")
+	contains(mem("retrieve", demo, "zebra", "--type", "turn"), "Zoe")
+	r.write("hello.sh", "#!/bin/sh\necho hello $1\ntest \"$1\" != nobody\n")
+	mem("script", "register", demo, filepath.Join(r.dir, "hello.sh"), "--description", "Says hello")
+	contains(mem("script", "run", demo, "hello.sh", "Ada"), "hello Ada")
+	if res := r.sallyport("memory", "script", "run", demo, "hello.sh", "nobody"); res.code != 1 || !strings.Contains(res.stdout, "hello nobody") {
+		t.Errorf("a script that fails: %s", res)
+	}
+	contains(r.inside(demo, "cat /memory/scripts/INDEX.md").stdout, "Last success: ", "Last failure: ", "Note: exit status 1")
+	do(demo, "echo 'rm -rf /' >> /memory/scripts/hello.sh")
+	if res := r.sallyport("memory", "script", "run", demo, "hello.sh"); res.code == 0 || !strings.Contains(res.stderr, "differs from what was registered") {
+		t.Errorf("a script that has changed: %s", res)
+	}
 	do(demo, "echo x > /memory/plans.md")
 	if out := mem("checkpoint", demo); strings.Contains(out, "stack.md") || !strings.Contains(out, "plans.md") {
 		t.Errorf("a second checkpoint: %s", out)

@@ -6,14 +6,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
 	"sallyport/memory/tool"
+	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
 
@@ -70,4 +73,31 @@ func Compact(ctx context.Context, c *client.Client, name string, r keeper.Compac
 		err = errors.Join(ctx.Err(), io.ErrUnexpectedEOF)
 	}
 	return plan, err
+}
+
+// RunScript runs a script of a sandbox's memory in the sandbox, with the streams of an Exec,
+// and records how that ended. It returns the script's exit status. A script that is not
+// registered, or differs from what was, is not run.
+func RunScript(ctx context.Context, c *client.Client, sandboxName, script string, args []string, streams sandbox.Streams) (status int, err error) {
+	list, err := FindScripts.Do(ctx, c, keeper.Question{}, sandboxName)
+	if err != nil {
+		return 0, err
+	}
+	at := slices.IndexFunc(list, func(s layer.Script) bool { return s.Name == script })
+	switch {
+	case at < 0 || !list[at].Registered:
+		return 0, fmt.Errorf("the script %q is not registered", script)
+	case list[at].Changed:
+		return 0, fmt.Errorf("the script %q differs from what was registered: read it, and register it again", script)
+	}
+	status, err = c.Exec(ctx, sandboxName, sandbox.CommandSpec{Args: append([]string{"/memory/scripts/" + script}, args...)}, streams)
+	if err != nil {
+		return status, err
+	}
+	outcome := keeper.Outcome{Name: script, OK: status == 0}
+	if status != 0 {
+		outcome.Note = fmt.Sprintf("exit status %d", status)
+	}
+	_, err = RecordOutcome.Do(ctx, c, outcome, sandboxName)
+	return status, err
 }

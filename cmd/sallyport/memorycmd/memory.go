@@ -26,7 +26,7 @@ import (
 // New returns `sallyport memory`.
 func New(g *cli.Globals) *cobra.Command {
 	return cli.Group("memory", "Read, search and roll back the file-backed memory of a sandbox",
-		newList(g), newView(g), newPrompt(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g),
+		newList(g), newView(g), newPrompt(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g), newTurn(g),
 		newState(g), newScript(g), newTool(g),
 		newHistory(g), newDiff(g), newRollback(g), newCheckpoint(g), newVerify(g), newCompact(g),
 		newQuarantine(g), newQuarantined(g), newRelease(g), newDiscard(g), newBench(g))

@@ -18,6 +18,7 @@ import (
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
 	"sallyport/memory/tool"
+	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
 
@@ -58,7 +59,23 @@ func newScript(g *cli.Globals) *cobra.Command {
 	outcome := &cobra.Command{Use: "outcome NAME SCRIPT", Short: "Note how a run of a script ended", Args: cli.Exactly("NAME", "SCRIPT")}
 	outcome.Flags().BoolVar(&r.OK, "ok", false, "it did its task")
 	outcome.Flags().StringVar(&r.Note, "note", "", "how it ended")
-	return cli.Group("script", "Scripts for common tasks",
+	run := &cobra.Command{
+		Use: "run NAME SCRIPT [ARG...]", Short: "Run a script in the sandbox, and note how that ended", Args: cobra.MinimumNArgs(2),
+		Long: `Run a registered script in the sandbox, with this process's streams, and note in the
+index of scripts how that ended. The exit status is the script's. A script that differs
+from what was registered is not run.`,
+		Example: "  sallyport memory script run demo deploy.sh staging",
+	}
+	run.Flags().SetInterspersed(false)
+	g.Asks(run, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		streams := sandbox.Streams{Stdout: cmd.OutOrStdout(), Stderr: cmd.ErrOrStderr()}
+		status, err := memclient.RunScript(cmd.Context(), d, args[0], args[1], args[2:], streams)
+		if err == nil && status != 0 {
+			err = cli.ExitCode(status)
+		}
+		return err
+	})
+	return cli.Group("script", "Scripts for common tasks", run,
 		cli.Lists(g, list, of(memclient.FindScripts, asked(&q)), "SCRIPT\tDESCRIPTION\tLAST SUCCESS", func(s layer.Script) string {
 			return fmt.Sprintf("%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"))
 		}),
