@@ -247,6 +247,11 @@ func (l *env) Lease(ctx context.Context, name string, to credential.Binding) (*c
 	return l.broker.Lease(ctx, name, to)
 }
 
+func (l *env) Refresh(ctx context.Context, name string, to credential.Binding, version string) (bool, error) {
+	l.step("refresh %s %s for %s:%d", name, version, to.Host, to.Port)
+	return l.broker.Refresh(ctx, name, to, version)
+}
+
 func (l *env) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
 	l.step("dial %s:%d", r.Host, r.Port)
 	if l.fail != nil {

@@ -23,6 +23,7 @@ type injection struct {
 	transport http.RoundTripper
 	// certificate is shown in the TLS handshake, nil for none.
 	certificate *tls.Certificate
+	renewal     renewal
 }
 
 // inject turns the sandbox's request into the one that leaves, with the credentials that
@@ -68,13 +69,9 @@ func (q *request) prepare(r *http.Request) error {
 	if q.grant.tokens != nil {
 		askSearchable(r.Header)
 	}
-	names := make([]string, 0, len(d.Inject))
 	if len(d.Inject) > 0 {
 		if err := q.putCredentials(r); err != nil {
 			return err
-		}
-		for _, i := range d.Inject {
-			names = append(names, i.Credential)
 		}
 	}
 	if d.Governed && len(d.Inject) == 0 {
@@ -84,6 +81,16 @@ func (q *request) prepare(r *http.Request) error {
 	}
 	if err := q.searchBody(r); err != nil {
 		return err
+	}
+	return q.findWay()
+}
+
+// findWay finds the way to the upstream, which its credentials are a part of.
+func (q *request) findWay() error {
+	d := q.grant.decision
+	names := make([]string, 0, len(d.Inject))
+	for _, i := range d.Inject {
+		names = append(names, i.Credential)
 	}
 	route := q.route(q.peer, d, strings.Join(names, ","), q.tls())
 	route.Certificate = q.certificate
@@ -140,7 +147,18 @@ func (q *request) putCredentials(r *http.Request) error {
 	kept := q.holding.carriers(r, q.grant.decision)
 	q.strip(r)
 	askSearchable(r.Header)
-	to := credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
+	return q.leaseCredentials(r, kept)
+}
+
+// binding is what the request's credentials are leased for.
+func (q *request) binding() credential.Binding {
+	return credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
+}
+
+// leaseCredentials puts the credentials that the decision names into a request that has
+// none but the placeholders that were kept of it.
+func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
+	to := q.binding()
 	for _, i := range q.grant.decision.Inject {
 		if i.Inject.Placeholder != nil && !q.holding.needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
 			continue
@@ -151,6 +169,7 @@ func (q *request) putCredentials(r *http.Request) error {
 			return &leaseError{credential: i.Credential, err: err}
 		}
 		q.used = append(q.used, audit.CredentialUse{Lease: lease.Accessor, Name: lease.Name, Version: lease.Version})
+		q.renewal.note(lease, r, kept)
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{credential: i.Credential, err: err}
 		}

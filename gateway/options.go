@@ -95,6 +95,8 @@ type Approvals interface {
 // Broker leases the credentials that decisions name.
 type Broker interface {
 	Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error)
+	// Refresh is [credential.Broker.Refresh].
+	Refresh(ctx context.Context, name string, to credential.Binding, version string) (changed bool, err error)
 }
 
 // Options are the parts and bounds of a Gateway. Fields without a default are needed.

@@ -17,6 +17,12 @@ import (
 // send sends the request and returns the head of its response.
 func (q *request) send(r *http.Request) (*http.Response, error) {
 	resp, err := q.transport.RoundTrip(r)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		if again := q.renew(r, resp); again != nil {
+			_ = resp.Body.Close()
+			resp, err = q.transport.RoundTrip(again)
+		}
+	}
 	q.informing.end()
 	if err != nil {
 		if over := q.grant.meter.err(); over != nil {

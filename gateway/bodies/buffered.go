@@ -78,6 +78,40 @@ func (b *Buffered) Bytes() []byte {
 	return b.text
 }
 
+// Again returns another reader of the whole body, for a request that is sent once more, and
+// nil of a body that is not in memory as a whole. Reads of it fail after Drop.
+func (b *Buffered) Again() io.ReadCloser {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.gone || b.rest != nil {
+		return nil
+	}
+	return &again{of: b}
+}
+
+// again reads a Buffered from its beginning.
+type again struct {
+	of *Buffered
+	at int
+}
+
+func (a *again) Read(p []byte) (int, error) {
+	a.of.mu.Lock()
+	defer a.of.mu.Unlock()
+	switch {
+	case a.of.gone:
+		return 0, http.ErrBodyReadAfterClose
+	case a.at == len(a.of.text):
+		return 0, io.EOF
+	}
+	n := copy(p, a.of.text[a.at:])
+	a.at += n
+	a.of.sent.Add(int64(n))
+	return n, nil
+}
+
+func (a *again) Close() error { return nil }
+
 // Digest returns the SHA-256 of the whole body in hex, and its length; "" and -1 of one
 // that is too long.
 func (b *Buffered) Digest() (string, int64) {

@@ -172,6 +172,10 @@ func (s *secret) compose(inject policy.Inject) (*composed, error) {
 	return c, nil
 }
 
+// Expires says whether the leased secret has an end, so that its source can give another
+// one before.
+func (l *Lease) Expires() bool { return !l.secret.material.Expires.IsZero() }
+
 // Material returns a copy of the leased secret, for a broker that leases on behalf of
 // another process.
 func (l *Lease) Material() Material {

@@ -1,0 +1,161 @@
+package gateway_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/internal/test/must"
+	"sallyport/policy"
+)
+
+// issuer is a source of short-lived tokens: each reading is another.
+type issuer struct {
+	read    atomic.Int64
+	forever bool
+}
+
+func (i *issuer) TTL() time.Duration { return time.Hour }
+
+func (i *issuer) Read(context.Context) (credential.Material, error) {
+	n := i.read.Add(1)
+	m := credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(fmt.Sprintf("short-lived-token-%d", n))}, Version: fmt.Sprint("v", n)}
+	if !i.forever {
+		m.Expires = time.Now().Add(time.Hour)
+	}
+	return m, nil
+}
+
+// whole is a policy that sees the bodies of requests.
+type whole struct{ *env }
+
+func (whole) Need(policy.Input) policy.Need { return policy.Need{Max: 1 << 10, JSON: true} }
+
+// A token that an upstream does not take any more is asked for anew once, and the request
+// is sent again where it may be.
+func TestRefusedCredentialIsHadAnew(t *testing.T) {
+	for name, tt := range map[string]struct {
+		method, body string
+		buffered     bool
+		forever      bool
+		accepts      string // the token that is taken; empty: none
+		status       int
+		tokens       []string // that the upstream was shown
+		said         string
+	}{
+		"a method that is safe":       {method: "GET", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"one that is idempotent":      {method: "DELETE", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"with a body in memory":       {method: "PUT", body: `{"a":1}`, buffered: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"with a body that has gone":   {method: "PUT", body: `{"a":1}`, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"a method that does things":   {method: "POST", body: `{"a":1}`, buffered: true, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"one that no token helps":     {method: "GET", status: 401, tokens: []string{"1", "2"}, said: "sent again"},
+		"a secret that has no end":    {method: "GET", forever: true, accepts: "2", status: 401, tokens: []string{"1"}},
+		"a token that is still taken": {method: "GET", accepts: "1", status: 200, tokens: []string{"1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var options []option
+			if tt.buffered {
+				options = append(options, func(o *gateway.Options) { o.Decider = whole{o.Decider.(*env)} })
+			}
+			l := newEnv(t, options...)
+			l.policy(inject("tokens"))
+			from := &issuer{forever: tt.forever}
+			l.secrets(map[string]credential.Source{"tokens": from})
+			l.name("api.example.test")
+			shown := make(chan string, 9)
+			l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				if string(body) != tt.body || r.Header.Get("X-Mine") != "1" || len(r.Header["Authorization"]) != 1 || r.URL.RawQuery != "q=1" {
+					t.Errorf("got %s %v with %q", r.URL, r.Header, body)
+				}
+				got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer short-lived-token-")
+				if !ok {
+					t.Errorf("Authorization %q", r.Header.Get("Authorization"))
+				}
+				shown <- got
+				if got != tt.accepts {
+					w.WriteHeader(http.StatusUnauthorized)
+					io.WriteString(w, "no")
+				}
+			})
+			r, err := http.NewRequest(tt.method, "https://api.example.test/v1?q=1", strings.NewReader(tt.body))
+			must.OK(t, err)
+			r.Header.Set("X-Mine", "1")
+			r.Header.Set("Content-Type", "application/json")
+			resp, err := l.client().Do(r)
+			must.OK(t, err)
+			text(t, resp)
+			close(shown)
+			if tokens := slices.Collect(seq(shown)); resp.StatusCode != tt.status || !slices.Equal(tokens, tt.tokens) {
+				t.Errorf("status %d with tokens %v, want %d with %v", resp.StatusCode, tokens, tt.status, tt.tokens)
+			}
+			events := l.await(2)
+			if message := events[1].Message; tt.said != "" && !strings.Contains(message, "did not take the credential tokens (version v1)") || !strings.Contains(message, tt.said) {
+				t.Errorf("the completion says %q", message)
+			}
+			var used []string
+			for _, u := range events[1].Unmapped.Sallyport.Credentials {
+				used = append(used, strings.TrimPrefix(u.Version, "v"))
+			}
+			if !slices.Equal(used, tt.tokens) {
+				t.Errorf("the completion has versions %v, want %v", used, tt.tokens)
+			}
+			if tt.status == 401 && !tt.forever {
+				must.Soon(t, "another token", func() bool { return from.read.Load() == 2 })
+			}
+		})
+	}
+}
+
+func seq(c chan string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for s := range c {
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// What a sandbox sends can have a destination refuse anything, but not flood the source.
+func TestRefusalsDoNotFloodTheSource(t *testing.T) {
+	t.Parallel()
+	l := newEnv(t)
+	l.policy(inject("tokens"))
+	from := &issuer{}
+	l.secrets(map[string]credential.Source{"tokens": from})
+	l.name("api.example.test")
+	var asked atomic.Int64
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		w.Header().Set("Date", time.Now().Add(time.Hour).UTC().Format(http.TimeFormat))
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	client := l.client()
+	const requests = 50
+	for range requests {
+		resp, err := client.Get("https://api.example.test/")
+		must.OK(t, err)
+		text(t, resp)
+		if resp.StatusCode != http.StatusUnauthorized {
+			t.Fatal(resp.Status)
+		}
+	}
+	if from.read.Load() != 2 || asked.Load() != requests+1 {
+		t.Errorf("%d tokens and %d requests, want 2 and %d", from.read.Load(), asked.Load(), requests+1)
+	}
+	completions := slices.DeleteFunc(l.await(2*requests), func(e *audit.Event) bool { return e.Unmapped.Sallyport.Kind != "completion" })
+	if last := completions[len(completions)-1].Message; !strings.Contains(last, "no other yet") || !strings.Contains(last, "clock is 1h0m0s behind") && !strings.Contains(last, "clock is 59m59s behind") {
+		t.Errorf("the last completion says %q", last)
+	}
+}
