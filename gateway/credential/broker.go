@@ -170,6 +170,14 @@ func (b *Broker) Refresh(ctx context.Context, name string, to Binding, version s
 	return changed, nil
 }
 
+// Forget has the source of a credential asked again from the next lease on, since the
+// secret that it reads, or that it exchanges, has been changed.
+func (b *Broker) Forget(name string) {
+	if e := b.current.Load().entries[name]; e != nil && e.owned == nil {
+		e.forget()
+	}
+}
+
 // PerSandbox reports whether each sandbox has a secret of its own of a credential.
 func (b *Broker) PerSandbox(name string) bool {
 	e := b.current.Load().entries[name]

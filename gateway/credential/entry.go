@@ -48,6 +48,7 @@ type entry struct {
 	refreshed             time.Time
 	timer                 *time.Timer
 	ended                 bool
+	forgotten             int // times: what was read before is not kept
 }
 
 // get returns what the source says now.
@@ -151,6 +152,7 @@ func (e *entry) refresh(ctx context.Context, refused string) (bool, error) {
 // read asks the source and remembers the answer for ttl. Besides an error it returns the
 // secret to lease all the same.
 func (e *entry) read(ctx context.Context, ttl time.Duration) (_ *secret, m Material, err error) {
+	forgotten := e.forgets()
 	m, err = e.source.Read(ctx)
 	now := time.Now()
 	switch {
@@ -164,6 +166,9 @@ func (e *entry) read(ctx context.Context, ttl time.Duration) (_ *secret, m Mater
 	defer e.mu.Unlock()
 	if e.ended {
 		return nil, m, e.err
+	}
+	if e.forgotten != forgotten && err == nil {
+		return &secret{material: m}, m, nil
 	}
 	if err != nil {
 		return e.failed(now, ttl, err), m, err
@@ -208,6 +213,24 @@ func (e *entry) failed(now time.Time, ttl time.Duration, err error) *secret {
 		e.wind(e.again)
 	}
 	return e.last
+}
+
+// forget drops what the source has said.
+func (e *entry) forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ended {
+		return
+	}
+	e.forgotten++
+	e.last, e.err, e.failures, e.again, e.refreshed = nil, nil, 0, time.Time{}, time.Time{}
+	e.flight.Forget("")
+}
+
+func (e *entry) forgets() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.forgotten
 }
 
 // wind has the source asked at a time though no request asks. e.mu is held.

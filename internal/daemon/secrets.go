@@ -94,7 +94,7 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 	if _, err := s.d.store.Set(name, fields); err != nil {
 		return err
 	}
-	s.revoke()
+	s.revoke(name)
 	s.d.warn(ctx, s.d.inForce.Load())
 	s.d.recheckMemories()
 	return s.say(ctx, name, "set")
@@ -107,7 +107,7 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 	if err := s.d.store.Delete(name); err != nil {
 		return err
 	}
-	s.revoke()
+	s.revoke(name)
 	return s.say(ctx, name, "removed")
 }
 
@@ -148,8 +148,12 @@ func (d *daemon) warn(ctx context.Context, cfg *config.Config) {
 	}
 }
 
-// revoke ends what the gateway has leased. Before the daemon runs there is none.
-func (s secrets) revoke() {
+// revoke ends what was leased of a secret, or of what was exchanged for it. Before the daemon
+// runs there is nothing.
+func (s secrets) revoke(name string) {
+	if s.d.broker != nil {
+		s.d.broker.Forget(name)
+	}
 	if s.d.supervisor != nil {
 		s.d.supervisor.Revoke()
 	}

@@ -72,6 +72,9 @@ type Options struct {
 
 // New returns a Source. It reads the roots and talks to nobody.
 func New(o Options) (*Source, error) {
+	if _, each := o.Secret.(credential.PerSandbox); each {
+		return nil, fmt.Errorf("credential %q: exchange: its source has a secret for each sandbox, which is short-lived already: remove exchange", o.Credential)
+	}
 	s := &Source{inner: o.Secret, embedded: o.Embedded}
 	e := o.Exchange
 	var err error
