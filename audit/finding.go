@@ -6,6 +6,7 @@ const (
 	FindingInAnswer = "secret-in-answer" // an answer held a secret, which was overwritten
 	FindingGuessed  = "secret-guessed"   // an answer held a secret that its host had never been sent
 	FindingInMemory = "secret-in-memory" // a file of a sandbox's memory held a secret, and was taken out
+	FindingImpostor = "impostor"         // a server had another key than those that a rule pins
 	FindingBypass   = "bypass"           // packets that tried to get past the gateway, as no ordinary program sends them
 
 	FindingExfiltration = "placeholder-sent" // a sandbox tried to send a credential's placeholder where it is not replaced
@@ -20,6 +21,7 @@ var titles = map[string]string{
 	FindingInAnswer: "An answer held a credential",
 	FindingGuessed:  "A host answered with a credential that it was never sent",
 	FindingInMemory: "The memory of a sandbox held a secret",
+	FindingImpostor: "A server had another key than those that its rule pins",
 	FindingBypass:   "A sandbox tried to get past the gateway",
 
 	FindingExfiltration: "A sandbox tried to send a credential's placeholder elsewhere",

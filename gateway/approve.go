@@ -251,9 +251,13 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 
 // subject describes a connection to the operator. A request adds its own fields.
 func (t target) subject(p *peer, d policy.Decision) approval.Subject {
+	protocol := t.protocol
+	if protocol.IsOther() && len(d.Inject) == 0 {
+		protocol = policy.ProtocolOther // bytes are approved whatever they look like
+	}
 	s := approval.Subject{
 		Sandbox: p.identity.Name, SandboxID: p.identity.ID, Session: p.identity.Session,
-		Protocol: string(t.protocol), Host: t.host, Port: t.port,
+		Protocol: string(protocol), Host: t.host, Port: t.port,
 		Rule: d.Rule, RuleType: d.RuleType, Policy: d.Revision,
 	}
 	for _, i := range d.Inject {

@@ -130,7 +130,7 @@ func (g *Gateway) admitConnection(c *connection) bool {
 	var t *tunnel
 	g.live.Decide(g.live.Epoch(), func() (*live.Handle, live.Revocable) {
 		d = g.connect(ctx, c.peer, c.target)
-		if c.asks = d.Action == policy.Approve && g.approvals != nil; c.asks && protocol != policy.ProtocolOther {
+		if c.asks = d.Action == policy.Approve && g.approvals != nil; c.asks && (!protocol.IsOther() || d.Authorised) {
 			d.Action = policy.Allow // each of its requests is asked about
 		}
 		switch d.Action {
@@ -143,6 +143,8 @@ func (g *Gateway) admitConnection(c *connection) bool {
 		return nil, nil
 	})
 	switch {
+	case d.Action == policy.Allow && protocol.IsOther():
+		g.speak(ctx, c)
 	case d.Action == policy.Allow:
 		// Not recorded: an intercepted connection sends nothing by itself. Each of its
 		// requests has a decision of its own on disk before any of it leaves.
@@ -164,13 +166,18 @@ func (g *Gateway) listenTo(ctx context.Context, c *connection) (policy.Protocol,
 	_ = c.SetReadDeadline(start.Add(g.firstByte))
 	protocol, sni, err := c.Sniff()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		if len(c.Seen) == 0 && !c.refused {
+		if like, _ := sniff.Classify(c.Seen); like.IsOther() && !c.refused {
 			in := c.target.input(c.peer)
 			in.Protocol = policy.ProtocolOther
 			if a := g.decide(ctx, in).Action; a == policy.Tunnel || a == policy.Approve && g.approvals != nil {
 				_ = c.SetReadDeadline(time.Time{})
-				c.silent = true
+				c.silent = len(c.Seen) == 0
 				return policy.ProtocolOther, "", nil
+			}
+			// A client of SSH may wait for its server to say the version first.
+			if in.Protocol = policy.ProtocolSSH; len(c.Seen) == 0 && g.decide(ctx, in).Authorised {
+				_ = c.SetReadDeadline(time.Time{})
+				return policy.ProtocolSSH, "", nil
 			}
 		}
 		_ = c.SetReadDeadline(start.Add(g.handshake))
@@ -196,7 +203,7 @@ func (g *Gateway) deny(c *connection, d policy.Decision) {
 
 // tell answers each request on a connection with a, or closes it.
 func (g *Gateway) tell(c *connection, a *answer.Answer) {
-	if c.protocol == policy.ProtocolOther {
+	if c.protocol.IsOther() {
 		_ = c.Close()
 		return
 	}

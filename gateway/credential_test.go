@@ -77,7 +77,7 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	}
 	events := l.await(2)
 	if diff := cmp.Diff(l.steps(), []string{
-		"append allow", "lease openai for api.example.test:443 tls=true", "dial api.example.test:443", "enqueue completion allow",
+		"append allow", "lease openai for api.example.test:443 verified=true", "dial api.example.test:443", "enqueue completion allow",
 	}); diff != "" {
 		t.Error(diff)
 	}

@@ -200,7 +200,7 @@ func (g *Gateway) connect(ctx context.Context, p *peer, t target) policy.Decisio
 	switch {
 	case d.Action != policy.Allow:
 		return d
-	case t.protocol == policy.ProtocolOther:
+	case t.protocol.IsOther() && !d.Authorised:
 		return floor(d, "protocol", "neither TLS nor HTTP: only a rule with action tunnel can carry it")
 	case t.bare() && t.sni != "":
 		return floor(d, "name", "the connection is to the address "+t.host+" but the TLS handshake names "+t.sni+": connect to the name")

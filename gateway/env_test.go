@@ -240,7 +240,7 @@ func (l *env) Enqueue(e *audit.Event) error {
 }
 
 func (l *env) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
-	l.step("lease %s for %s:%d tls=%v", name, to.Host, to.Port, to.TLS)
+	l.step("lease %s for %s:%d verified=%v", name, to.Host, to.Port, to.Verified)
 	if l.broker == nil {
 		return nil, credential.ErrUnknown
 	}

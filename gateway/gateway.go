@@ -40,8 +40,10 @@ import (
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/gateway/turn"
+	"sallyport/gateway/wire"
 	"sallyport/internal/connlimit"
 	"sallyport/internal/ratelimit"
+	"sallyport/policy"
 	"sallyport/policy/limit"
 )
 
@@ -63,6 +65,7 @@ type Gateway struct {
 	broker       Broker
 	placeholders func(sandboxID string) *placeholder.Set // nil: sandboxes have none
 	approvals    Approvals
+	handlers     map[policy.Protocol]wire.Handler
 	holds        holds
 	budget       *limit.Book
 	logger       *slog.Logger
@@ -125,6 +128,7 @@ func New(o Options) (*Gateway, error) {
 		broker:          o.Broker,
 		placeholders:    o.Placeholders,
 		approvals:       o.Approvals,
+		handlers:        o.Handlers,
 		budget:          o.Budget,
 		logger:          o.Logger,
 		metrics:         m,

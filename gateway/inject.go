@@ -152,7 +152,7 @@ func (q *request) putCredentials(r *http.Request) error {
 
 // binding is what the request's credentials are leased for.
 func (q *request) binding() credential.Binding {
-	return credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
+	return credential.Binding{Host: q.host, Port: q.port, Verified: q.tls(), Sandbox: q.identity.ID, Policy: q.grant.decision.Revision}
 }
 
 // leaseCredentials puts the credentials that the decision names into a request that has

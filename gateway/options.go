@@ -16,6 +16,7 @@ import (
 	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/inbound"
 	"sallyport/gateway/upstream"
+	"sallyport/gateway/wire"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	"sallyport/policy/limit"
@@ -113,8 +114,11 @@ type Options struct {
 	// Placeholders returns those that a sandbox may hold, nil for none. Default: no
 	// sandbox has any.
 	Placeholders func(sandboxID string) *placeholder.Set
-	Logger       *slog.Logger
-	Metrics      prometheus.Registerer
+	// Handlers speak the protocols that egressAuth rules log in by, ssh, postgres and redis:
+	// connections of one without are denied.
+	Handlers map[policy.Protocol]wire.Handler
+	Logger   *slog.Logger
+	Metrics  prometheus.Registerer
 
 	// Ports and Waker are needed by ServeInbound. Dial and Loopback are as
 	// [inbound.Options] has them.

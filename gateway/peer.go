@@ -157,7 +157,7 @@ type session struct {
 
 // readable tells whether a connection goes on being read under a decision.
 func (s *session) readable(d policy.Decision) bool {
-	return d.Action == policy.Allow || s.asks && d.Action == policy.Approve
+	return d.Action == policy.Allow || s.asks && d.Action == policy.Approve && (!s.protocol.IsOther() || d.Authorised)
 }
 
 // lifetime is a connection as far as it is ended.

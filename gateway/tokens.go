@@ -61,9 +61,9 @@ func (q *request) priced(d policy.Decision) policy.Decision {
 	return d
 }
 
-// unpricedTunnel denies a tunnel whose cost a limit bounds.
+// unpricedTunnel denies what is carried unread and whose cost a limit bounds.
 func (g *Gateway) unpricedTunnel(d policy.Decision) policy.Decision {
-	if _, cost := charging(d); cost != nil && d.Action == policy.Tunnel {
+	if _, cost := charging(d); cost != nil && (d.Action == policy.Tunnel || d.Action == policy.Allow) {
 		return g.exceeded(d, unpriced(cost.Name, "nobody can see what a tunnel costs"))
 	}
 	return d

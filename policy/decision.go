@@ -10,7 +10,7 @@ type Action string
 const (
 	Deny    Action = "deny"
 	Allow   Action = "allow"  // read, decide per request, carry
-	Tunnel  Action = "tunnel" // carry the bytes unread; PhaseConnect only, and always for ProtocolOther
+	Tunnel  Action = "tunnel" // carry the bytes unread; PhaseConnect only, and always for what [Protocol.IsOther] unless it is Authorised
 	Approve Action = "approve"
 )
 
@@ -26,6 +26,9 @@ type Decision struct {
 	Reason string
 	// Inject lists the credentials to put into the request.
 	Inject []Injection
+	// Authorised says of a connection, which is to be allowed or approved, that an egressAuth
+	// rule logs in by its protocol: the gateway speaks it, and each request on it is decided.
+	Authorised bool `json:",omitempty"`
 	// Cookies says that all rules which inject let cookies pass: see EgressAuthRule.Cookies.
 	Cookies bool `json:",omitempty"`
 	// Upstream is how the destination is reached, or nil for the public way.

@@ -3,7 +3,7 @@ package policy
 import "net/textproto"
 
 // InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query, cookie, clientCertificate and placeholder"
+const InjectKinds = "header, basic, query, cookie, clientCertificate, placeholder, ssh, postgres and redis"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -33,6 +33,15 @@ type Inject struct {
 	// and in the headers and query keys that credentials travel in, and is removed there.
 	// Example: [header]
 	Placeholder []string `yaml:"placeholder" json:"placeholder,omitempty"`
+	// SSH logs in to an SSH server.
+	// Example: {user: git, hostKeys: ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"]}
+	SSH *SSHInject `yaml:"ssh" json:"ssh,omitempty"`
+	// Postgres logs in to a PostgreSQL server.
+	// Example: {username: "{{ .username }}", password: "{{ .password }}"}
+	Postgres *LoginInject `yaml:"postgres" json:"postgres,omitempty"`
+	// Redis logs in to a Redis server.
+	// Example: {username: "{{ .username }}", password: "{{ .password }}"}
+	Redis *LoginInject `yaml:"redis" json:"redis,omitempty"`
 }
 
 type HeaderInject struct {
@@ -97,6 +106,8 @@ func (i Inject) Place() string {
 		return "TLS handshake"
 	case i.Placeholder != nil:
 		return "place of its placeholder"
+	case i.Protocol() != ProtocolTLS:
+		return string(i.Protocol()) + " login"
 	default:
 		return "header Authorization"
 	}

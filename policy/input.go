@@ -45,11 +45,25 @@ const (
 	ProtocolHTTP  Protocol = "http"
 	ProtocolOther Protocol = "other"
 
+	// Kinds of other that the gateway can log in to a server with: see [Protocol.IsOther].
+	ProtocolSSH      Protocol = "ssh"
+	ProtocolPostgres Protocol = "postgres"
+	ProtocolRedis    Protocol = "redis"
+
 	// Those of PhaseSSH: what is asked for.
 	ProtocolShell   Protocol = "shell"   // a shell or a command
 	ProtocolSFTP    Protocol = "sftp"    // the sandbox's files
 	ProtocolForward Protocol = "forward" // a connection to a port of the sandbox
 )
+
+// IsOther tells whether p is neither TLS nor HTTP: other, or a kind of it. What carries or
+// denies other does so with each of its kinds, and Rego sees other in PhaseConnect.
+func (p Protocol) IsOther() bool { return p == ProtocolOther || p.IsLogin() }
+
+// IsLogin tells whether the gateway can log in to servers of the protocol with a credential.
+func (p Protocol) IsLogin() bool {
+	return p == ProtocolSSH || p == ProtocolPostgres || p == ProtocolRedis
+}
 
 // Input is what a decision is made on, the document `input` in Rego. Secret
 // values, header values and query values are never in it.
@@ -82,10 +96,11 @@ type Destination struct {
 	Port uint16
 }
 
-// Request is one HTTP request, normalised.
+// Request is one HTTP request, normalised, or one that is made over a protocol that the
+// gateway logs in by: over SSH a channel's, with one of [SSHMethods].
 type Request struct {
 	Method    string
-	Scheme    string // https or http
+	Scheme    string // https or http, or the name of such a protocol
 	Path      string // as NormalizePath returns it, of perhaps several readings; anything else is denied
 	QueryKeys []string
 	Headers   []string // canonical names

@@ -188,8 +188,8 @@ func (b *Broker) PerSandbox(name string) bool {
 func (b *Broker) bind(name string, to Binding) (*entry, error) {
 	// Before anything is read: what is not bound must cost nothing.
 	switch {
-	case !to.TLS:
-		return nil, fmt.Errorf("leasing %q for %s: %w: credentials go over verified TLS only", name, to, ErrNotBound)
+	case !to.Verified:
+		return nil, fmt.Errorf("leasing %q for %s: %w: credentials go over verified connections only", name, to, ErrNotBound)
 	case !b.bound(name, to.Host, to.Port):
 		return nil, fmt.Errorf("leasing %q for %s: %w: no egressAuth rule with authRef %q has it as destination", name, to, ErrNotBound, name)
 	}

@@ -69,7 +69,7 @@ type remote struct{ *source }
 
 func (remote) TTL() time.Duration { return 30 * time.Second }
 
-var api = credential.Binding{Host: "api.example.com", Port: 443, TLS: true}
+var api = credential.Binding{Host: "api.example.com", Port: 443, Verified: true}
 
 func broker(sources map[string]credential.Source) *credential.Broker {
 	return credential.New(credential.Options{
@@ -91,8 +91,8 @@ func TestLeaseRefusals(t *testing.T) {
 		want             error
 	}{
 		{"bound", "key", api, nil},
-		{"another host", "key", credential.Binding{Host: "evil.example.com", Port: 443, TLS: true}, credential.ErrNotBound},
-		{"another port", "key", credential.Binding{Host: api.Host, Port: 8443, TLS: true}, credential.ErrNotBound},
+		{"another host", "key", credential.Binding{Host: "evil.example.com", Port: 443, Verified: true}, credential.ErrNotBound},
+		{"another port", "key", credential.Binding{Host: api.Host, Port: 8443, Verified: true}, credential.ErrNotBound},
 		{"without TLS", "key", credential.Binding{Host: api.Host, Port: 443}, credential.ErrNotBound},
 		{"a credential of another rule", "unbound", api, credential.ErrNotBound},
 		{"not configured", "nobody", api, credential.ErrUnknown},

@@ -64,7 +64,9 @@ func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted
 type Binding struct {
 	Host string
 	Port uint16
-	TLS  bool
+	// Verified says that it goes over an encrypted channel to a server that is
+	// authenticated: by a certificate or, with SSH, by a pinned key.
+	Verified bool
 	// Sandbox is the ID of the sandbox that sends the request. It matters where each
 	// sandbox has a secret of its own: see PerSandbox.
 	Sandbox string

@@ -27,6 +27,9 @@ type kind interface {
 
 // kindOf returns the kind that a rule names.
 func kindOf(i policy.Inject) (k kind, err error) {
+	if p := i.Protocol(); p.IsLogin() {
+		return nil, fmt.Errorf("inject logs in over %s, and goes into no request", p)
+	}
 	given := 0
 	take := func(other kind) { k, given = other, given+1 }
 	if i.Header != nil {
@@ -116,6 +119,10 @@ func Own(i policy.Inject, r *http.Request) bool {
 }
 
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
+	if i.Protocol().IsLogin() {
+		c, _, err := composeLogin(i, fields)
+		return c, err
+	}
 	k, err := kindOf(i)
 	if err != nil {
 		return nil, err

@@ -127,6 +127,8 @@ func FuzzSniff(f *testing.F) {
 	f.Add(false, []byte("GET / HTTP/1.1\r\n\r\n"), []byte(nil), uint16(0), []byte(nil), uint8(0))
 	f.Add(false, []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), []byte(nil), uint16(0), []byte(nil), uint8(0))
 	f.Add(false, []byte("SSH-2.0-x\r\n"), []byte(nil), uint16(0), []byte(nil), uint8(0))
+	f.Add(false, []byte("\x00\x00\x00\x08\x04\xd2\x16\x2f"), []byte(nil), uint16(0), []byte(nil), uint8(0))
+	f.Add(false, []byte("*2\r\n$4\r\nAUTH\r\n$1\r\nx\r\n"), []byte(nil), uint16(0), []byte(nil), uint8(0))
 	f.Add(false, []byte("\x16\x03\x01\x00\x04\x01\x00\x00\x00"), []byte(nil), uint16(0), []byte(nil), uint8(0))
 	f.Add(true, []byte(nil), host, uint16(43), []byte("\x02\x03\x04"), uint8(0))
 	f.Add(true, []byte(nil), host, uint16(0), host, uint8(0)) // twice
@@ -154,7 +156,7 @@ func FuzzSniff(f *testing.F) {
 			if err != nil || prefix || !httpOpening.Match(first) {
 				t.Errorf("%q is HTTP, %v", first, err)
 			}
-		case policy.ProtocolOther:
+		case policy.ProtocolOther, policy.ProtocolSSH, policy.ProtocolPostgres, policy.ProtocolRedis:
 			if !prefix && httpOpening.Match(first) {
 				t.Errorf("%q is not HTTP, %v", first, err)
 			}

@@ -108,6 +108,9 @@ func Classify(b []byte) (protocol policy.Protocol, sure bool) {
 		}
 		return policy.ProtocolOther, true
 	}
+	if protocol, sure := classifyLogin(b); protocol != policy.ProtocolOther {
+		return protocol, sure
+	}
 	for i, c := range b {
 		switch {
 		case i > 0 && c == ' ':

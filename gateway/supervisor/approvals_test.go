@@ -106,7 +106,7 @@ func TestWhatWaitsKeepsNothingWaiting(t *testing.T) {
 		t.Errorf("%d wait", len(list))
 	}
 	var got workerapi.LeaseReply
-	call := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}
+	call := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true, Policy: revision}
 	if err := s.child.Call(t.Context(), workerapi.MethodLease, call, &got); err != nil || got.Fields["token"] == "" {
 		t.Errorf("%v", err)
 	}

@@ -38,7 +38,7 @@ func newLeaseServer(b *credential.Broker, known func(id string) bool) *leaseServ
 }
 
 func (l *leaseServer) lease(ctx context.Context, c workerapi.LeaseRequest) (workerapi.LeaseReply, error) {
-	to := credential.Binding{Host: c.Host, Port: c.Port, TLS: c.TLS, Sandbox: c.Sandbox, Policy: c.Policy}
+	to := credential.Binding{Host: c.Host, Port: c.Port, Verified: c.Verified, Sandbox: c.Sandbox, Policy: c.Policy}
 	if l.broker.PerSandbox(c.Credential) && !l.known(c.Sandbox) {
 		return workerapi.LeaseReply{}, fmt.Errorf("leasing %q: %w: %w", c.Credential, credential.ErrNotBound, errNotRunning)
 	}

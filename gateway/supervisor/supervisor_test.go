@@ -132,17 +132,17 @@ func TestLeaseIsChecked(t *testing.T) {
 		call workerapi.LeaseRequest
 		want error
 	}{
-		"what a rule binds":         {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}, nil},
-		"another host":              {workerapi.LeaseRequest{Credential: "key", Host: "evil.example.test", Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"another port":              {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 8443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"what a rule binds":         {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true, Policy: revision}, nil},
+		"another host":              {workerapi.LeaseRequest{Credential: "key", Host: "evil.example.test", Port: 443, Verified: true, Policy: revision}, credential.ErrNotBound},
+		"another port":              {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 8443, Verified: true, Policy: revision}, credential.ErrNotBound},
 		"no TLS":                    {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Policy: revision}, credential.ErrNotBound},
-		"a credential without rule": {workerapi.LeaseRequest{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"no such credential":        {workerapi.LeaseRequest{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"another policy":            {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
-		"a sandbox's own":           {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: "box"}, nil},
-		"one that does not run":     {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: "gone"}, credential.ErrNotBound},
-		"the host's own":            {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"no policy":                 {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
+		"a credential without rule": {workerapi.LeaseRequest{Credential: "other", Host: bound, Port: 443, Verified: true, Policy: revision}, credential.ErrNotBound},
+		"no such credential":        {workerapi.LeaseRequest{Credential: "../key", Host: bound, Port: 443, Verified: true, Policy: revision}, credential.ErrNotBound},
+		"another policy":            {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true, Policy: "r0"}, credential.ErrStale},
+		"a sandbox's own":           {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, Verified: true, Policy: revision, Sandbox: "box"}, nil},
+		"one that does not run":     {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, Verified: true, Policy: revision, Sandbox: "gone"}, credential.ErrNotBound},
+		"the host's own":            {workerapi.LeaseRequest{Credential: "each", Host: bound, Port: 443, Verified: true, Policy: revision}, credential.ErrNotBound},
+		"no policy":                 {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true}, credential.ErrStale},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got workerapi.LeaseReply
@@ -275,7 +275,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 // of ours needs to be.
 func TestCallsAreSmall(t *testing.T) {
 	s := newScene(t)
-	have := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision, Have: make([]byte, 32)}
+	have := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true, Policy: revision, Have: make([]byte, 32)}
 	if err := s.child.Call(t.Context(), workerapi.MethodLease, have, &workerapi.LeaseReply{}); err != nil {
 		t.Fatal(err)
 	}

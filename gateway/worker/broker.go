@@ -210,7 +210,7 @@ func (s *source) ask(ctx context.Context, to credential.Binding, refused string)
 	s.mu.Unlock()
 	asked := time.Now()
 	var got workerapi.LeaseReply
-	if err := s.peer.Call(ctx, workerapi.MethodLease, workerapi.LeaseRequest{Credential: s.name, Host: to.Host, Port: to.Port, TLS: to.TLS, Sandbox: to.Sandbox, Policy: to.Policy, Have: have, Refused: refused}, &got); err != nil {
+	if err := s.peer.Call(ctx, workerapi.MethodLease, workerapi.LeaseRequest{Credential: s.name, Host: to.Host, Port: to.Port, Verified: to.Verified, Sandbox: to.Sandbox, Policy: to.Policy, Have: have, Refused: refused}, &got); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -71,7 +71,7 @@ func shared(string) bool { return false }
 // at all after it was revoked.
 func TestLeaseUses(t *testing.T) {
 	s := newBrokerSupervisor(t)
-	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	to := credential.Binding{Host: bound, Port: 443, Verified: true, Policy: revision}
 	b := newBroker(s.peer, func(name, host string, port uint16) bool { return name == "key" && host == bound }, nil, shared)
 	token := func() string {
 		l, err := b.Lease(t.Context(), "key", to)
@@ -129,7 +129,7 @@ func TestSandboxesWithTheirOwn(t *testing.T) {
 			s := newBrokerSupervisor(t)
 			b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil, tt.own)
 			for _, sandbox := range []string{"a", "b", "a", "b"} {
-				_, err := b.Lease(t.Context(), "key", credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision, Sandbox: sandbox})
+				_, err := b.Lease(t.Context(), "key", credential.Binding{Host: bound, Port: 443, Verified: true, Policy: revision, Sandbox: sandbox})
 				must.OK(t, err)
 			}
 			if n := s.leases.Load(); n != tt.want {
@@ -141,7 +141,7 @@ func TestSandboxesWithTheirOwn(t *testing.T) {
 
 func TestRefresh(t *testing.T) {
 	s := newBrokerSupervisor(t)
-	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	to := credential.Binding{Host: bound, Port: 443, Verified: true, Policy: revision}
 	b := newBroker(s.peer, func(name, _ string, _ uint16) bool { return name == "key" }, nil, shared)
 	l, err := b.Lease(t.Context(), "key", to)
 	must.OK(t, err)
@@ -164,7 +164,7 @@ func TestRefresh(t *testing.T) {
 // Those who find nothing leased when somebody has just asked use what has come.
 func TestBurstAsksOnce(t *testing.T) {
 	s := newBrokerSupervisor(t)
-	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	to := credential.Binding{Host: bound, Port: 443, Verified: true, Policy: revision}
 	asked := int64(0)
 	for range 50 {
 		began := time.Now()

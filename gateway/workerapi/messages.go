@@ -78,7 +78,7 @@ type LeaseRequest struct {
 	Credential string
 	Host       string
 	Port       uint16
-	TLS        bool
+	Verified   bool
 	Sandbox    string `json:",omitempty"` // ID, where each has a secret of its own
 	Policy     string
 	Have       []byte `json:",omitempty"` // mark of the material that the worker has

@@ -49,7 +49,7 @@ credentials:
   exchange: {oauth2: {tokenURL: "` + srv.URL + `", clientID: agent, grant: refreshToken, roots: roots.pem}}
 `
 	lease := func(d *daemon) (map[string]credential.Secret, error) {
-		l, err := d.broker.Lease(t.Context(), "agent", credential.Binding{Host: "api.example.com", Port: 443, TLS: true})
+		l, err := d.broker.Lease(t.Context(), "agent", credential.Binding{Host: "api.example.com", Port: 443, Verified: true})
 		if err != nil {
 			return nil, err
 		}

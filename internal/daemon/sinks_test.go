@@ -90,7 +90,7 @@ func TestSinkOfConfiguration(t *testing.T) {
 			t.Fatalf("the test's record was not sent again as one of the log: %q", got)
 		}
 	}
-	_, err = d.broker.Lease(t.Context(), "cluster", credential.Binding{Host: "api.example.com", Port: 443, TLS: true})
+	_, err = d.broker.Lease(t.Context(), "cluster", credential.Binding{Host: "api.example.com", Port: 443, Verified: true})
 	if !errors.Is(err, credential.ErrNotBound) {
 		t.Errorf("a request gets the sink's credential: %v", err)
 	}

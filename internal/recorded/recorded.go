@@ -97,7 +97,9 @@ func fill(in *policy.Input, e *audit.Event) {
 			return
 		}
 		in.Protocol = policy.ProtocolHTTP
-		if q.URL.Scheme == "https" {
+		if p := policy.Protocol(q.URL.Scheme); p.IsLogin() {
+			in.Protocol = p
+		} else if q.URL.Scheme == "https" {
 			in.Protocol = policy.ProtocolTLS
 		}
 		in.Request = &policy.Request{

@@ -233,7 +233,7 @@ func compared(e *ast.Expr) (ast.Ref, *ast.Term, bool) {
 // enums lists what parts of input can be: see schema/input.json.
 var enums = map[string][]string{
 	"input.phase":          {string(policy.PhaseDNS), string(policy.PhaseConnect), string(policy.PhaseRequest), string(policy.PhaseInbound), string(policy.PhaseSSH)},
-	"input.protocol":       {string(policy.ProtocolTLS), string(policy.ProtocolHTTP), string(policy.ProtocolOther), string(policy.ProtocolShell), string(policy.ProtocolSFTP), string(policy.ProtocolForward)},
+	"input.protocol":       {string(policy.ProtocolTLS), string(policy.ProtocolHTTP), string(policy.ProtocolOther), string(policy.ProtocolSSH), string(policy.ProtocolPostgres), string(policy.ProtocolRedis), string(policy.ProtocolShell), string(policy.ProtocolSFTP), string(policy.ProtocolForward)},
 	"input.request.scheme": {"https", "http"},
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"sallyport/policy"
@@ -37,7 +36,7 @@ func (p *Policy) Need(in policy.Input) policy.Need {
 // BodyRules lists the rules with a body that speak about a request, whatever its body is.
 func (p *Policy) BodyRules(s rule.ParsedInput) (found []*rule.Rule) {
 	for r := range p.table.For(s) {
-		if r.Body != nil && slices.Contains(r.Protocols, s.Protocol) && r.MatchesRequest(s) {
+		if r.Body != nil && r.Carries(s.Protocol) && r.MatchesRequest(s) {
 			found = append(found, r)
 		}
 	}

@@ -194,6 +194,7 @@ func (p *Policy) decode(v ast.Value, s rule.ParsedInput) (policy.Decision, error
 	if r != nil {
 		d.RawPath = r.RawPath
 	}
+	d.Authorised = s.Phase == policy.PhaseConnect && s.Protocol.IsLogin() && p.logsIn(s)
 	credentials := o.Get(keyInject)
 	if credentials == nil {
 		return d, errors.New("the answer has no inject")

@@ -80,7 +80,7 @@ func failed(r *rule.Rule, s rule.ParsedInput) []string {
 	if !r.OnPort(s.Destination.Port) {
 		parts = append(parts, "port")
 	}
-	if !slices.Contains(r.Protocols, s.Protocol) {
+	if !r.Carries(s.Protocol) {
 		switch s.Protocol {
 		case policy.ProtocolHTTP:
 			parts = append(parts, "plain")
@@ -168,6 +168,9 @@ func wants(r *rule.Rule, part string) string {
 		}
 	case "action":
 		list = []string{"TLS or HTTP; action: tunnel in an egress rule allows other bytes"}
+		if r.Inject.Protocol() != policy.ProtocolTLS {
+			list = []string{string(r.Inject.Protocol())}
+		}
 	case "method":
 		list = r.Methods
 	case "path":

@@ -61,12 +61,16 @@ func (p *Policy) bound(credential string, to rule.Destination, port uint16) bool
 }
 
 // floor applies what no policy can change: credentials go where they are bound,
-// over TLS, one to a place, and only into a request.
+// over TLS or by the login that they are for, one to a place, and only into a request.
 func (p *Policy) floor(d policy.Decision, s rule.ParsedInput) policy.Decision {
 	for i, in := range d.Inject {
 		switch {
-		case s.Protocol != policy.ProtocolTLS || s.Phase != policy.PhaseRequest:
-			return p.refuse(fmt.Sprintf("credential %s goes into requests over TLS only", policy.Clean(in.Credential)), nil)
+		case s.Protocol != in.Inject.Protocol() || s.Phase != policy.PhaseRequest:
+			over := "TLS"
+			if login := in.Inject.Protocol(); login.IsLogin() {
+				over = string(login)
+			}
+			return p.refuse(fmt.Sprintf("credential %s goes into requests over %s only", policy.Clean(in.Credential), over), nil)
 		case !p.bound(in.Credential, s.Target(), s.Destination.Port):
 			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", policy.Clean(in.Credential), s.Host, s.Destination.Port), nil)
 		}
@@ -78,6 +82,16 @@ func (p *Policy) floor(d policy.Decision, s rule.ParsedInput) policy.Decision {
 		}
 	}
 	return d
+}
+
+// logsIn tells whether an egressAuth rule logs in by the protocol of a connection.
+func (p *Policy) logsIn(s rule.ParsedInput) bool {
+	for r := range p.table.For(s) {
+		if r.Type == policy.TypeEgressAuth && r.Carries(s.Protocol) {
+			return true
+		}
+	}
+	return false
 }
 
 // inherited keeps credentials from forks, which is part of the floor: a rule that

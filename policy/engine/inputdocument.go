@@ -90,7 +90,11 @@ func (v *inputDocument) set(p *Policy, s rule.ParsedInput) {
 // setWith makes s the input, with the rules that are said to match.
 func (v *inputDocument) setWith(terms ruleTerms, matches []rule.Match, s rule.ParsedInput) {
 	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
-	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))
+	protocol := s.Protocol
+	if s.Phase == policy.PhaseConnect && protocol.IsOther() {
+		protocol = policy.ProtocolOther // whichever it is: what the rules make of it is in input.rules
+	}
+	v.text(v.root, fieldProtocol, keyProtocol, string(protocol))
 	v.changed = false
 	if v.fields&fieldSandbox != 0 {
 		v.setSandbox(s.Sandbox)

@@ -152,7 +152,7 @@ func inputOf(p *Policy, a oracle.Ask) policy.Input {
 		Destination: policy.Destination{Host: a.Host, Port: uint16(a.Port)},
 	}
 	if a.Phase == "request" {
-		in.Request = &policy.Request{Method: a.Method, Scheme: map[string]string{"tls": "https", "http": "http"}[a.Protocol], Path: a.Path, Size: -1}
+		in.Request = &policy.Request{Method: a.Method, Scheme: strings.Replace(a.Protocol, "tls", "https", 1), Path: a.Path, Size: -1}
 		if n := p.Need(in); n.Max > 0 && a.Body != "" {
 			in.Request.Body = body.Read(n, []byte(a.Body))
 		}
@@ -222,6 +222,9 @@ func (tr trial) differs(t *testing.T, p *Policy) string {
 			put := oracle.Put{Credential: i.Credential}
 			if i.Inject.Query != nil {
 				put.Query = i.Inject.Query.Name
+			}
+			if p := i.Inject.Protocol(); p.IsLogin() {
+				put.Login = string(p)
 			}
 			credentials = append(credentials, put.String())
 		}

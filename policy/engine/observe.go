@@ -66,7 +66,7 @@ func (p *Policy) observe(ctx context.Context, d policy.Decision, s rule.ParsedIn
 	}
 	if without.RuleType == "" { // nothing but that no rule allows it
 		for _, r := range active {
-			if r.Action != policy.Deny && (s.Phase == policy.PhaseDNS || slices.Contains(r.Protocols, s.Protocol)) {
+			if r.Action != policy.Deny && (s.Phase == policy.PhaseDNS || r.Carries(s.Protocol)) {
 				return p.lift(d, without, r.Name, s)
 			}
 		}
@@ -83,7 +83,7 @@ func (p *Policy) lift(d, without policy.Decision, by string, s rule.ParsedInput)
 		lifted.Upstream = p.UpstreamOf(s)
 	}
 	lifted.Action, lifted.Rule, lifted.RuleType = policy.Allow, by, policy.TypeObserve
-	if s.Phase == policy.PhaseConnect && s.Protocol == policy.ProtocolOther {
+	if s.Phase == policy.PhaseConnect && s.Protocol.IsOther() && !lifted.Authorised {
 		lifted.Action = policy.Tunnel
 	}
 	lifted.Reason = policy.Clean("observe mode lets it pass: " + d.Reason)

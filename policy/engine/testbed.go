@@ -107,8 +107,8 @@ func readTestInput(v ast.Value) (rule.ParsedInput, error) {
 	q.QueryKeys, q.Headers = t.Request.QueryKeys, headerNames(t.Request.Headers)
 	if q.Scheme == "" {
 		q.Scheme = "https"
-		if t.Protocol == policy.ProtocolHTTP {
-			q.Scheme = "http"
+		if t.Protocol == policy.ProtocolHTTP || t.Protocol.IsLogin() {
+			q.Scheme = string(t.Protocol)
 		}
 	}
 	if raw := t.Request.URL; raw != "" {

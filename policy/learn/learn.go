@@ -132,7 +132,7 @@ func objectionTo(p *engine.Policy, r *policy.Recorded, d policy.Decision, o Opti
 		return flagAsked, way
 	case s.HasVariants() && strings.Count(s.SentPath, pathvariants.Slash) > maxSlashes:
 		return flagSlashes, way
-	case p.Governed(s):
+	case p.Governed(s), s.Phase == policy.PhaseRequest && s.Protocol.IsLogin():
 		return flagGoverned, way
 	case d.RuleType != "":
 		return flagDenied + ": " + d.Rule, way

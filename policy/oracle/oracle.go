@@ -31,6 +31,9 @@ type Rule struct {
 		Query struct {
 			Name string `yaml:"name"`
 		} `yaml:"query"`
+		SSH      map[string]any `yaml:"ssh"`
+		Postgres map[string]any `yaml:"postgres"`
+		Redis    map[string]any `yaml:"redis"`
 	} `yaml:"inject"`
 	Sandboxes struct {
 		Names []string          `yaml:"names"`
@@ -60,7 +63,8 @@ func Read(text []byte) (Document, error) {
 	return d, err
 }
 
-// Ask is a name, a connection or a request. Protocol is tls, http or other.
+// Ask is a name, a connection or a request. Protocol is tls, http, other, or one of the
+// kinds of other: ssh, postgres, redis.
 type Ask struct {
 	Phase    string // dns, connect, request
 	Sandbox  string
@@ -124,7 +128,7 @@ func name(rules []Rule) opinion {
 // judge: deny, then approve, then an egressAuth rule that authorises, then one
 // that governs, then allow, then tunnel.
 func judge(rules []Rule, a Ask) opinion {
-	reading := a.Phase == "connect" && a.Protocol != "other"
+	reading := a.Phase == "connect" && !a.other()
 	denying := those(rules, func(r Rule) bool {
 		return r.Action == "deny" && r.speaks(a) && !(reading && r.conditional())
 	})
@@ -135,10 +139,10 @@ func judge(rules []Rule, a Ask) opinion {
 	authorising := those(governing, func(r Rule) bool { return r.carries(a) && r.speaks(a) })
 	unread := those(rules, func(r Rule) bool {
 		return !r.authorises && r.carries(a) && r.Action != "deny" &&
-			(a.Protocol == "other" && r.Action != "approve" || a.Phase == "connect" && r.Action == "tunnel")
+			a.Phase == "connect" && (a.other() && r.Action != "approve" || r.Action == "tunnel")
 	})
 	allowing := those(rules, func(r Rule) bool {
-		if r.authorises || r.Action == "deny" || !r.carries(a) || !r.speaks(a) || a.Protocol == "other" {
+		if r.authorises || r.Action == "deny" || !r.carries(a) || !r.speaks(a) || a.other() {
 			return false
 		}
 		return reading && r.Action == "approve" || r.Action == "" || r.Action == "allow" || r.Action == "tunnel" && a.Phase == "request"
@@ -263,7 +267,7 @@ func (r Rule) ports() []int {
 	case port != 0:
 		return []int{port}
 	case r.authorises:
-		return []int{443}
+		return []int{map[string]int{"tls": 443, "ssh": 22, "postgres": 5432, "redis": 6379}[r.login()]}
 	case r.Action == "deny" || r.Action == "approve":
 		return nil
 	case r.Plain:
@@ -272,18 +276,36 @@ func (r Rule) ports() []int {
 	return []int{443}
 }
 
+// login is the protocol that an egressAuth rule is for.
+func (r Rule) login() string {
+	switch {
+	case r.Inject.SSH != nil:
+		return "ssh"
+	case r.Inject.Postgres != nil:
+		return "postgres"
+	case r.Inject.Redis != nil:
+		return "redis"
+	}
+	return "tls"
+}
+
+// other tells whether the ask is about what is neither TLS nor HTTP.
+func (a Ask) other() bool { return a.Protocol != "tls" && a.Protocol != "http" }
+
 func (r Rule) conditional() bool { return r.Methods != nil || r.Paths != nil }
 
 // carries tells whether the rule is about what the connection carries.
 func (r Rule) carries(a Ask) bool {
 	switch {
+	case r.authorises:
+		return a.Protocol == r.login() // which is tls for what goes into a request of HTTP
 	case a.Protocol == "tls" || r.Action == "deny":
 		return true
 	case a.Protocol == "http":
 		return r.Plain
 	case r.Action == "tunnel":
 		return true
-	case r.authorises || r.conditional() || r.sees():
+	case r.conditional() || r.sees():
 		return false
 	}
 	// Unread, without tunnel: an address or a prefix, or what a person is asked
@@ -302,6 +324,9 @@ func (r Rule) carries(a Ask) bool {
 func (r Rule) speaks(a Ask) bool {
 	if a.Phase != "request" {
 		return true
+	}
+	if r.login() == "ssh" && r.Methods == nil && a.Method != "git-upload-pack" {
+		return false
 	}
 	if r.Methods != nil && !slices.Contains(r.Methods, a.Method) {
 		return false

@@ -27,9 +27,9 @@ func input(p *engine.Policy, a oracle.Ask) policy.Input {
 		Protocol:    policy.Protocol(a.Protocol),
 	}
 	if a.Phase == "request" {
-		scheme := "https"
-		if a.Protocol == "http" {
-			scheme = "http"
+		scheme := a.Protocol
+		if scheme == "tls" {
+			scheme = "https"
 		}
 		in.Request = &policy.Request{Method: a.Method, Scheme: scheme, Path: a.Path, Size: -1}
 		if n := p.Need(in); n.Max > 0 && a.Body != "" {
@@ -46,6 +46,8 @@ func differs(want oracle.Verdict, got policy.Decision) string {
 		place := "Authorization"
 		if q := i.Inject.Query; q != nil {
 			place = "?" + q.Name
+		} else if p := i.Inject.Protocol(); p != policy.ProtocolTLS {
+			place = string(p)
 		}
 		credentials = append(credentials, i.Credential+" "+place)
 	}
@@ -90,12 +92,12 @@ func compiled(t *testing.T, random *rand.Rand, team string) (text string, p *eng
 	}
 }
 
-// TestProperty compares the compiled policy with the oracle: 100,000 asks of
+// TestProperty compares the compiled policy with the oracle: 130,000 asks of
 // random files. It says how often each outcome was met, so that none is missing.
 func TestProperty(t *testing.T) {
 	random := rand.New(rand.NewPCG(2026, 11))
 	met := tally{}
-	for n := 0; n < 100_000; {
+	for n := 0; n < 130_000; {
 		text, p, d := compiled(t, random, "")
 		for range 80 {
 			a := oracle.Random(random)
@@ -112,6 +114,8 @@ func TestProperty(t *testing.T) {
 		"approve in connect", "deny in request", "deny in request by no rule", "allow in request", "approve in request",
 		"allow in request with credentials: 1", "allow in request with credentials: 2", "approve in request with credentials: 1",
 		"deny in request for its body",
+		"deny in connect over ssh", "deny in connect over ssh by no rule", "allow in connect over ssh", "tunnel in connect over ssh", "approve in connect over ssh", "tunnel in connect over redis",
+		"deny in request over ssh", "allow in request over ssh with credentials: 1", "approve in request over ssh",
 		"deny in request of several readings", "deny in request by no rule of several readings", "deny in request for its body of several readings",
 		"allow in request of several readings", "approve in request of several readings", "allow in request of several readings with credentials: 1",
 		"allow in request of several readings with credentials: 2",
@@ -122,7 +126,7 @@ func TestProperty(t *testing.T) {
 func TestTeamProperty(t *testing.T) {
 	random := rand.New(rand.NewPCG(2026, 12))
 	met := tally{}
-	for n := 0; n < 30_000; {
+	for n := 0; n < 45_000; {
 		team, contributed := oracle.Team(random)
 		text, p, d := compiled(t, random, team)
 		for range 80 {
@@ -154,6 +158,9 @@ type tally map[string]int
 
 func (met tally) add(a oracle.Ask, v oracle.Verdict) {
 	outcome := v.Action + " in " + a.Phase
+	if a.Protocol == "ssh" || a.Protocol == "postgres" || a.Protocol == "redis" {
+		outcome += " over " + a.Protocol
+	}
 	if v.Rules == nil {
 		outcome += " by no rule"
 	}

@@ -20,8 +20,8 @@ type Offer struct {
 }
 
 // Put is an element of inject: a credential and its query parameter, or none for
-// the header Authorization.
-type Put struct{ Credential, Query string }
+// the header Authorization. Login is the protocol of what logs in, else empty.
+type Put struct{ Credential, Query, Login string }
 
 // JudgeWith is Judge where a team has a say: what denies wins over everything, and
 // asking for approval over what allows. What a rule of the document denies or
@@ -41,14 +41,18 @@ func (d Document) judge(c Contributed, a Ask) Verdict {
 	}
 	o := d.opinion(a)
 	v := Verdict{Action: o.action, Rules: exactest(o.rules)}
+	protocol := a.Protocol
+	if a.Phase == "connect" && a.other() {
+		protocol = "other" // Rego does not tell its kinds apart before there is a request
+	}
 	offers := those(c.Allow, func(offer Offer) bool {
 		protocols := offer.Protocols
 		if protocols == nil {
 			protocols = []string{"tls"}
 		}
-		return a.Phase == "dns" || slices.Contains(protocols, a.Protocol)
+		return a.Phase == "dns" || slices.Contains(protocols, protocol)
 	})
-	unread := a.Protocol == "other"
+	unread := protocol == "other"
 	switch {
 	case c.Malformed:
 		return Verdict{Action: "deny", Rules: []string{"sallyport.team"}, Malformed: true}
@@ -85,11 +89,19 @@ func (d Document) inject(v Verdict, authorising []Rule, puts []Put, a Ask) Verdi
 	}
 	all := slices.Clone(puts)
 	for _, r := range authorising {
-		all = append(all, Put{r.AuthRef, r.Inject.Query.Name})
+		p := Put{r.AuthRef, r.Inject.Query.Name, r.login()}
+		if p.Login == "tls" {
+			p.Login = ""
+		}
+		all = append(all, p)
 	}
 	places := map[string]bool{}
 	for _, p := range all {
-		if places[p.Query] || a.Protocol != "tls" || !d.binds(p.Credential, a) {
+		over := p.Login
+		if over == "" {
+			over = "tls"
+		}
+		if places[p.Query] || a.Protocol != over || !d.binds(p.Credential, a) {
 			return Verdict{Action: "deny"}
 		}
 		places[p.Query] = true
@@ -101,6 +113,9 @@ func (d Document) inject(v Verdict, authorising []Rule, puts []Put, a Ask) Verdi
 
 // String is the credential and its place.
 func (p Put) String() string {
+	if p.Login != "" {
+		return p.Credential + " " + p.Login
+	}
 	if p.Query == "" {
 		return p.Credential + " Authorization"
 	}

@@ -40,7 +40,7 @@ func (r *Rule) Unmatched(m Moment) Effect {
 
 // Matched is what the rule does at a moment to what its methods and paths match, or 0.
 func (r *Rule) Matched(m Moment) Effect {
-	carried := m.phase == policy.PhaseDNS || slices.Contains(r.Protocols, m.protocol)
+	carried := m.phase == policy.PhaseDNS || r.Carries(m.protocol)
 	switch {
 	case r.Action == policy.Deny:
 		return r.denial(m)
@@ -48,12 +48,15 @@ func (r *Rule) Matched(m Moment) Effect {
 		return 0
 	case m.phase == policy.PhaseDNS:
 		return Allows // whatever comes of it, the name is worth an address
-	case m.protocol == policy.ProtocolOther && r.Action != policy.Approve:
-		return Tunnels
 	case r.Type == policy.TypeEgressAuth:
 		return Authorises
+	case m.protocol.IsOther() && r.Action != policy.Approve:
+		if m.phase == policy.PhaseRequest {
+			return 0 // it is about the bytes of a connection, and here is one of its requests
+		}
+		return Tunnels
 	case r.Action == policy.Approve:
-		if m.phase == policy.PhaseConnect && m.protocol != policy.ProtocolOther {
+		if m.phase == policy.PhaseConnect && !m.protocol.IsOther() {
 			return Allows // the request is what a person is asked about
 		}
 		return Approves
@@ -70,7 +73,7 @@ func (r *Rule) denial(m Moment) Effect {
 		if r.Conditional() || r.Ports != nil {
 			return 0
 		}
-	case m.phase == policy.PhaseConnect && m.protocol != policy.ProtocolOther && r.Conditional():
+	case m.phase == policy.PhaseConnect && !m.protocol.IsOther() && r.Conditional():
 		return Reads // the request decides
 	}
 	// A request that cannot be read cannot be shown to be none of the denied ones.

@@ -43,7 +43,7 @@ func ParseInput(in policy.Input) (ParsedInput, error) {
 		return s, nil
 	case policy.PhaseConnect:
 		s.Request = nil
-		if !slices.Contains([]policy.Protocol{policy.ProtocolTLS, policy.ProtocolHTTP, policy.ProtocolOther}, in.Protocol) {
+		if in.Protocol != policy.ProtocolTLS && in.Protocol != policy.ProtocolHTTP && !in.Protocol.IsOther() {
 			return s, fmt.Errorf("unknown protocol %q", in.Protocol)
 		}
 	case policy.PhaseRequest, policy.PhaseInbound:
@@ -84,6 +84,9 @@ func protocolOf(in policy.Input) (policy.Protocol, error) {
 	if r == nil {
 		return "", errors.New("the request is missing")
 	}
+	if in.Phase == policy.PhaseRequest && policy.Protocol(r.Scheme).IsLogin() {
+		return loginProtocolOf(in)
+	}
 	if !policy.IsToken(r.Method) {
 		return "", fmt.Errorf("%.64q is not an HTTP method", r.Method)
 	}
@@ -106,6 +109,18 @@ func protocolOf(in policy.Input) (policy.Protocol, error) {
 		return "", fmt.Errorf("a request for %s on a connection of %s", r.Scheme, in.Protocol)
 	}
 	return want, nil
+}
+
+// loginProtocolOf is protocolOf for a request over a protocol that the gateway logs in by.
+func loginProtocolOf(in policy.Input) (policy.Protocol, error) {
+	r, protocol := in.Request, policy.Protocol(in.Request.Scheme)
+	switch {
+	case in.Protocol != "" && in.Protocol != protocol:
+		return "", fmt.Errorf("a request over %s on a connection of %s", protocol, in.Protocol)
+	case protocol == policy.ProtocolSSH && !slices.Contains(policy.SSHMethods, r.Method), !policy.IsToken(r.Method):
+		return "", fmt.Errorf("%.64q is no method of %s", r.Method, protocol)
+	}
+	return protocol, policy.CheckNormalised(r.Path)
 }
 
 // HasVariants tells whether the request's path has more than one reading.

@@ -101,7 +101,6 @@ func FromEgressAuth(e policy.EgressAuthRule, d Destination) Rule {
 		Action:      policy.Allow,
 		Destination: d,
 		Ports:       PortsOf(e.Ports, d),
-		Protocols:   []policy.Protocol{policy.ProtocolTLS},
 		Methods:     e.Methods,
 		Paths:       e.Paths,
 		RawPath:     e.RawPath,
@@ -118,11 +117,16 @@ func FromEgressAuth(e policy.EgressAuthRule, d Destination) Rule {
 	if r.Name == "" {
 		r.Name = e.AuthRef + "@" + e.Destination
 	}
-	if r.Ports == nil {
-		r.Ports = []uint16{443}
-	}
 	if e.Inject != nil {
 		r.Inject = *e.Inject
+	}
+	protocol := r.Inject.Protocol()
+	r.Protocols = []policy.Protocol{protocol}
+	if r.Ports == nil {
+		r.Ports = []uint16{protocol.Port()}
+	}
+	if protocol == policy.ProtocolSSH && r.Methods == nil {
+		r.Methods = []string{policy.SSHUploadPack}
 	}
 	return r
 }
@@ -135,6 +139,11 @@ func PortsOf(ports []uint16, d Destination) []uint16 {
 		return []uint16{d.Port}
 	}
 	return nil
+}
+
+// Carries tells whether the rule is about what a connection of a protocol carries.
+func (r *Rule) Carries(p policy.Protocol) bool {
+	return slices.Contains(r.Protocols, p) || p.IsOther() && slices.Contains(r.Protocols, policy.ProtocolOther)
 }
 
 // OnPort reports whether the rule speaks about the port.

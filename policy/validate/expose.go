@@ -41,6 +41,7 @@ func (v *validator) expose(path string, e policy.ExposeRule) {
 		v.say(policy.NeverMatches, path+".methods", "CONNECT and TRACE are never carried to a sandbox", "remove them")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.methods(path, e.Methods)
 }
 
 // overSSH checks what an expose rule for SSH access says of it.

@@ -18,7 +18,7 @@ func subsumes(wide, narrow *rule.Rule) bool {
 	return portsWithin(narrow.Ports, wide.Ports) &&
 		selectorSubsumes(wide.Sandboxes, narrow.Sandboxes) &&
 		bodySubsumes(wide.Body, narrow.Body) &&
-		!slices.ContainsFunc(narrow.Protocols, func(p policy.Protocol) bool { return !slices.Contains(wide.Protocols, p) }) &&
+		!slices.ContainsFunc(narrow.Protocols, func(p policy.Protocol) bool { return !wide.Carries(p) }) &&
 		(wide.Methods == nil || narrow.Methods != nil && !slices.ContainsFunc(narrow.Methods, func(m string) bool { return !slices.Contains(wide.Methods, m) })) &&
 		(wide.Paths == nil || narrow.Paths != nil && !slices.ContainsFunc(narrow.Paths, func(p string) bool { return !globSubsumedByAny(p, wide.Paths) }))
 }

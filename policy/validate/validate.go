@@ -127,6 +127,7 @@ func (v *validator) egress(path string, e policy.EgressRule) {
 		v.say(policy.BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.methods(path, e.Methods)
 	v.headers(path, e.Headers, e.Action)
 	v.until(path+".observe", e.Observe)
 	v.body(path+".body", e.Body, e.Action)
@@ -144,6 +145,7 @@ func (v *validator) egress(path string, e policy.EgressRule) {
 
 func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.login(path, e)
 	v.headers(path, e.Headers, policy.Allow)
 	if _, forks := e.Sandboxes.Tags[policy.TagFork]; forks && !e.Inherit {
 		v.say(policy.NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
@@ -257,14 +259,6 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	if methods != nil && len(methods) == 0 {
 		empty("methods")
 	}
-	for i, m := range methods {
-		at := fmt.Sprintf("%s.methods[%d]", path, i)
-		if !policy.IsToken(m) {
-			v.say(policy.NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
-		} else if up := strings.ToUpper(m); up != m {
-			v.say(policy.NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
-		}
-	}
 	if paths != nil && len(paths) == 0 {
 		empty("paths")
 	}
@@ -284,6 +278,18 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	}
 	if sandboxes.Tags != nil && len(sandboxes.Tags) == 0 {
 		empty("sandboxes.tags")
+	}
+}
+
+// methods checks the methods of HTTP.
+func (v *validator) methods(path string, methods []string) {
+	for i, m := range methods {
+		at := fmt.Sprintf("%s.methods[%d]", path, i)
+		if !policy.IsToken(m) {
+			v.say(policy.NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
+		} else if up := strings.ToUpper(m); up != m {
+			v.say(policy.NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
+		}
 	}
 }
 

@@ -201,7 +201,7 @@ func TestOneRequestForMany(t *testing.T) {
 	for range 1000 {
 		wg.Go(func() {
 			<-start
-			if _, err := b.Lease(context.Background(), "cred", credential.Binding{Host: "api.example.com", Port: 443, TLS: true}); err != nil {
+			if _, err := b.Lease(context.Background(), "cred", credential.Binding{Host: "api.example.com", Port: 443, Verified: true}); err != nil {
 				t.Error(err)
 			}
 		})
