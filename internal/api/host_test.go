@@ -237,10 +237,12 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	h.approvals = opt.Approvals.(*approval.Store)
 	opt.Memory = keeper.New(keeper.Options{
 		Dir: filepath.Join(dir, "sandboxes"), Hold: func(string) (func() error, error) { return func() error { return nil }, nil },
-		Contacted: func(_ context.Context, _ string, after uint64) ([]string, uint64, error) { return nil, after, nil },
-		Secret:    func(context.Context, string) (string, bool, error) { return "", false, nil },
-		Recorded:  func(context.Context, string, uint64) (map[uint64]string, error) { return nil, nil },
-		Record:    func(*audit.Event) error { return nil }, Trusted: func(string) bool { return false },
+		Contacted: func(_ context.Context, _ string, after uint64, _ time.Time) ([]string, uint64, error) {
+			return nil, after, nil
+		},
+		Secret:   func(context.Context, string) (string, bool, error) { return "", false, nil },
+		Recorded: func(context.Context, string, uint64) (map[uint64]string, error) { return nil, nil },
+		Record:   func(*audit.Event) error { return nil }, Trusted: func(string) bool { return false },
 		Key: key, Logger: opt.Logger,
 	})
 	t.Cleanup(func() { _ = opt.Memory.Close() })

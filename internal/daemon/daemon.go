@@ -98,6 +98,7 @@ type daemon struct {
 	sinks sinks // of the audit log
 
 	memories *keeper.Keeper
+	contacts contacts // of sandboxes, as their memories know them
 
 	host *sandboxHost // nil for a gateway without sandboxes of its own
 

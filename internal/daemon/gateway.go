@@ -161,6 +161,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
+	d.contacts.forget(id)
 	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id), d.memories.Forget(id))
 	if d.supervisor != nil { // nothing is forgotten by it before it is there
 		d.supervisor.Forget(id)

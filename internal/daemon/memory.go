@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -54,35 +53,6 @@ func (d *daemon) isCurrent(o memory.Owner) bool {
 	}
 	i, err := d.host.sandboxes.Get(o.Name)
 	return err == nil && i.ID == o.ID
-}
-
-// contacted returns the destinations of the requests and connections of a sandbox that
-// were allowed, by records after a number, and the number of the last decision about it.
-func (d *daemon) contacted(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error) {
-	last = after
-	seen := map[string]bool{}
-	q := index.Query{From: after + 1, Sandbox: id, Kind: audit.KindDecision}
-	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
-		if err != nil {
-			return nil, 0, err
-		}
-		last = max(last, e.Number)
-		switch to := e.Event.Destination; {
-		case e.Event.Action == audit.ActionDenied || e.Event.ClassUID == audit.ClassDNS || to == nil:
-		case e.Event.Unmapped.Sallyport.Phase == "inbound":
-			seen["requests to an exposed port"] = true
-		default:
-			seen[destination(to)] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(seen)), last, nil
-}
-
-func destination(e *audit.Endpoint) string {
-	if e.Hostname != "" {
-		return strings.ToLower(e.Hostname)
-	}
-	return e.IP
 }
 
 // recordedMemory returns the digests of a memory's commits that the audit log has in events

@@ -122,6 +122,10 @@ egress:
 	}
 	do(demo, "curl -sSf https://news.example.test/v1 >/dev/null && echo 'The harbour opens at nine.' > /memory/memories/harbour.md")
 	contains(mem("search", demo, "harbour"), "untrusted: learned after contact with news.example.test")
+	do(demo, "echo 'The lamp is green.' > /memory/memories/lamp.md")
+	if out := mem("search", demo, "lamp", "-n", "1"); !strings.Contains(out, "green") || strings.Contains(out, "untrusted") {
+		t.Errorf("after the contact was over: %s", out)
+	}
 	// What is trusted is reloaded.
 	r.configure(baseConfig, authored+strings.Replace(memoryConfig, "[api.example.test]", `[api.example.test, "*.example.test"]`, 1))
 	r.ok("reload")

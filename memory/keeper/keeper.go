@@ -37,9 +37,9 @@ type Options struct {
 	Dir  string // has a folder for each sandbox
 	Hold func(folder string) (release func() error, err error)
 	// Contacted returns the destinations that a sandbox, by its ID, has contacted by
-	// records of the audit log with larger numbers than after, and the last such number, or
-	// after if there is none.
-	Contacted func(ctx context.Context, id string, after uint64) (hosts []string, last uint64, err error)
+	// records of the audit log with larger numbers than after, or was connected to later
+	// than since, and the last such number, or after if there is none.
+	Contacted func(ctx context.Context, id string, after uint64, since time.Time) (hosts []string, last uint64, err error)
 	// Secret says whether a text holds the secret of a credential, and of which. An error is
 	// of secrets that could not be read: the others were compared.
 	Secret func(ctx context.Context, text string) (credential string, found bool, err error)
@@ -525,7 +525,7 @@ func (u *use) change(ctx context.Context, operation memory.Operation, do func() 
 
 // contacted completes the cause of a commit.
 func (k *Keeper) contacted(ctx context.Context, id string, last history.Commit, c *history.Cause) error {
-	hosts, to, err := k.o.Contacted(ctx, id, last.Cause.AuditTo)
+	hosts, to, err := k.o.Contacted(ctx, id, last.Cause.AuditTo, last.Time)
 	if err != nil {
 		return fmt.Errorf("finding what the sandbox has contacted: %w", err)
 	}

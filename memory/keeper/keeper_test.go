@@ -89,7 +89,7 @@ func rigIn(t *testing.T, folder string) *rig {
 	r.summarize.Store(&extract)
 	r.Keeper = keeper.New(keeper.Options{
 		Dir: r.dir, Hold: func(string) (func() error, error) { return func() error { return nil }, nil },
-		Contacted: func(_ context.Context, _ string, after uint64) ([]string, uint64, error) {
+		Contacted: func(_ context.Context, _ string, after uint64, _ time.Time) ([]string, uint64, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			hosts := r.contacted

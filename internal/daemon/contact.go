@@ -1,0 +1,114 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/audit/index"
+)
+
+// contacts are the requests and connections of sandboxes that were open when it was last
+// asked whom a sandbox had contacted: what arrives over them later is contact too.
+type contacts struct {
+	mu sync.Mutex
+	of map[string]map[string]contact // by ID of the sandbox, and of the decision's event
+}
+
+// contact is a request or a connection that was allowed.
+type contact struct {
+	host   string
+	worker int    // the process that has it
+	begun  uint64 // number of the decision's record
+	ended  uint64 // and of that of its end, or 0
+}
+
+// maxContacts is how many open ones are followed of a sandbox.
+const maxContacts = 4096
+
+// contacted returns the destinations of the requests and connections of a sandbox that
+// were allowed by records after a number, or ended after a time or not yet, and the number
+// of the last record about one.
+func (d *daemon) contacted(ctx context.Context, id string, after uint64, since time.Time) (hosts []string, last uint64, err error) {
+	worker := 0
+	if d.supervisor != nil {
+		worker = d.supervisor.Status().PID
+	}
+	d.contacts.mu.Lock()
+	defer d.contacts.mu.Unlock()
+	if d.contacts.of == nil {
+		d.contacts.of = map[string]map[string]contact{}
+	}
+	open := d.contacts.of[id]
+	if open == nil {
+		open = map[string]contact{}
+		d.contacts.of[id] = open
+	}
+	last = after
+	seen := map[string]bool{}
+	maps.DeleteFunc(open, func(_ string, c contact) bool { return c.ended > 0 && c.ended <= after })
+	for _, kind := range []audit.Kind{audit.KindDecision, audit.KindCompletion} {
+		q := index.Query{From: after + 1, Sandbox: id, Kind: kind}
+		for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
+			if err != nil {
+				return nil, 0, err
+			}
+			last = max(last, e.Number)
+			if kind == audit.KindCompletion {
+				of := e.Event.Metadata.CorrelationUID
+				if c, ok := open[of]; ok && e.Event.Time < since.UnixMilli() && c.begun <= after {
+					delete(open, of) // before the version before, which had it
+				} else if ok {
+					c.ended = e.Number
+					open[of] = c
+				}
+				continue
+			}
+			host := contactOf(e.Event)
+			switch {
+			case host == "":
+			case len(open) == maxContacts:
+				seen["more connections at a time than are followed"] = true
+				fallthrough
+			default:
+				seen[host] = true
+				if len(open) < maxContacts {
+					open[e.Event.ID()] = contact{host: host, worker: worker, begun: e.Number}
+				}
+			}
+		}
+	}
+	for id, c := range open {
+		seen[c.host] = true
+		if c.ended == 0 && c.worker != worker { // it has ended with its process
+			c.ended = last
+			open[id] = c
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), last, nil
+}
+
+// contactOf is whom an allowed decision lets a sandbox be in contact with, or "".
+func contactOf(e *audit.Event) string {
+	to := e.Destination
+	switch {
+	case e.Action == audit.ActionDenied || e.ClassUID == audit.ClassDNS || to == nil:
+		return ""
+	case e.Unmapped.Sallyport.Phase == "inbound":
+		return "requests to an exposed port"
+	case to.Hostname != "":
+		return strings.ToLower(to.Hostname)
+	}
+	return to.IP
+}
+
+// forget is of a sandbox that is removed.
+func (c *contacts) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.of, id)
+}
