@@ -34,6 +34,7 @@ type connection struct {
 	gateway  *Gateway
 	lifetime lifetime
 	handle   live.Handle // of a connection that is read
+	within   bool        // its protocol is inside of TLS
 	silent   bool        // was taken for a client that waits for its server
 	once     sync.Once
 	release  func()
@@ -129,8 +130,12 @@ func (g *Gateway) admitConnection(c *connection) bool {
 	var d policy.Decision
 	var t *tunnel
 	g.live.Decide(g.live.Epoch(), func() (*live.Handle, live.Revocable) {
+		c.protocol, c.within = protocol, false
 		d = g.connect(ctx, c.peer, c.target)
-		if c.asks = d.Action == policy.Approve && g.approvals != nil; c.asks && (!protocol.IsOther() || d.Authorised) {
+		if d.Action == policy.Deny && protocol == policy.ProtocolTLS {
+			d = g.loginWithin(ctx, c, d)
+		}
+		if c.asks = d.Action == policy.Approve && g.approvals != nil; c.asks && (!c.protocol.IsOther() || d.Authorised) {
 			d.Action = policy.Allow // each of its requests is asked about
 		}
 		switch d.Action {
@@ -143,7 +148,7 @@ func (g *Gateway) admitConnection(c *connection) bool {
 		return nil, nil
 	})
 	switch {
-	case d.Action == policy.Allow && protocol.IsOther():
+	case d.Action == policy.Allow && c.protocol.IsOther():
 		g.speak(ctx, c)
 	case d.Action == policy.Allow:
 		// Not recorded: an intercepted connection sends nothing by itself. Each of its
@@ -157,6 +162,20 @@ func (g *Gateway) admitConnection(c *connection) bool {
 		g.deny(c, d)
 	}
 	return false
+}
+
+// loginWithin decides on TLS that was denied, with d, as what may be inside of it: a protocol
+// that an egressAuth rule logs in by, which the connection has from then on.
+func (g *Gateway) loginWithin(ctx context.Context, c *connection, d policy.Decision) policy.Decision {
+	for _, p := range []policy.Protocol{policy.ProtocolPostgres, policy.ProtocolRedis} {
+		inside := c.target
+		inside.protocol = p
+		if other := g.connect(ctx, c.peer, inside); other.Authorised {
+			c.target, c.within = inside, true
+			return other
+		}
+	}
+	return d
 }
 
 // listenTo waits for the first bytes. A client that says nothing may be waiting
@@ -223,11 +242,15 @@ func (g *Gateway) intercept(c *connection) {
 }
 
 // endTLS ends TLS with a sandbox. It returns nil, and has closed the connection, where
-// the handshake fails.
+// the handshake fails. protocols are what the client may name where no HTTP is inside.
 //
 //go:noinline
-func (g *Gateway) endTLS(c *connection) *tls.Conn {
+func (g *Gateway) endTLS(c *connection, protocols ...string) *tls.Conn {
 	config, err := g.certificates.ServerConfig(c.identity.ID, c.leaf())
+	if err == nil && !c.tls() {
+		config = config.Clone()
+		config.NextProtos = protocols
+	}
 	if err != nil {
 		g.logger.Error("no certificate for an intercepted connection", "sandbox", c.identity.Name, "error", err)
 		_ = c.Close()

@@ -266,6 +266,14 @@ func (l *env) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
 
 func (l *env) Dial(ctx context.Context, r upstream.Route) (net.Conn, error) { return l.dial(ctx, r) }
 
+func (l *env) DialTLS(ctx context.Context, r upstream.Route, _ netip.Addr, _ func(net.Conn) error) (*tls.Conn, error) {
+	c, err := l.dial(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return tls.Client(c, &tls.Config{RootCAs: l.public.pool, ServerName: r.Host}), nil
+}
+
 func (l *env) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -82,6 +82,7 @@ type Certificates interface {
 type Upstreams interface {
 	RoundTripper(upstream.Route) (http.RoundTripper, error)
 	Dial(context.Context, upstream.Route) (net.Conn, error)
+	DialTLS(ctx context.Context, r upstream.Route, at netip.Addr, ask func(net.Conn) error) (*tls.Conn, error)
 }
 
 // Approvals asks operators, as [approval.Store] takes questions.

@@ -3,11 +3,13 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,6 +44,20 @@ type spoken struct{ *connection }
 // Destination implements wire.Conn.
 func (s spoken) Destination() policy.Destination {
 	return policy.Destination{Host: s.host, Port: s.port}
+}
+
+// Sandbox implements wire.Conn.
+func (s spoken) Sandbox() string { return s.identity.ID }
+
+// InTLS implements wire.Conn.
+func (s spoken) InTLS() bool { return s.within }
+
+// Secure implements wire.Conn.
+func (s spoken) Secure(protocols ...string) (net.Conn, error) {
+	if inside := s.gateway.endTLS(s.connection, protocols...); inside != nil {
+		return inside, nil
+	}
+	return nil, errClient
 }
 
 // HandshakeTimeout implements wire.Conn.
@@ -293,13 +309,33 @@ func (q *exchange) Dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := q.reach(far); err != nil {
+		return nil, err
+	}
+	return far, nil
+}
+
+// reach takes the far end, unless the request has been ended meanwhile.
+func (q *exchange) reach(far net.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if why := q.handle.Revoked(); why != nil {
 		_ = far.Close()
-		return nil, why
+		return why
 	}
 	q.far = far
+	return nil
+}
+
+// DialTLS implements wire.Grant.
+func (q *exchange) DialTLS(ctx context.Context, at netip.Addr, ask func(net.Conn) error) (*tls.Conn, error) {
+	far, err := q.gateway.upstreams.DialTLS(ctx, q.route(q.peer, q.decision, "", true), at, ask)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.reach(far); err != nil {
+		return nil, err
+	}
 	return far, nil
 }
 
@@ -319,6 +355,9 @@ func (q *exchange) Received(n int) error {
 func (q *exchange) Scrub(dst io.Writer, pause time.Duration) *scrub.Writer {
 	return q.secrets.Scrubber().Writer(dst, pause, q.hit)
 }
+
+// Texts implements wire.Grant.
+func (q *exchange) Texts() *scrub.Texts { return q.secrets.Scrubber().Texts(q.hit) }
 
 // hit records an occurrence of a secret in what the upstream sent.
 func (q *exchange) hit(f scrub.Found) {

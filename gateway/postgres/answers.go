@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	chunk = 32 << 10
+	chunk = 16 << 10 // that of a record of TLS
 	// maxMessage is the longest message that a server may send, in bytes: its own
 	// MaxAllocSize, and what is beside it.
 	maxMessage = 1 << 30
@@ -20,21 +20,15 @@ const (
 var errMessage = errors.New("the server's answer is not of PostgreSQL's protocol")
 
 // Answers carries what a server says to a client, each message searched as a text. A
-// message of any length is carried as it comes. next, unless nil, is called before the
-// first message and after each that ends an answer (ReadyForQuery). n is what the client
-// was sent, in bytes; whole says that it has all of the last message, so that another may
-// follow. err is nil where the server ended the connection so.
-func Answers(client io.Writer, server io.Reader, texts *scrub.Texts, next func()) (n int64, whole bool, err error) {
-	in, out := bufio.NewReaderSize(server, chunk), &counted{w: client}
-	w := bufio.NewWriterSize(out, chunk)
-	if next == nil {
-		next = func() {}
-	}
-	next()
+// message of any length is carried as it comes. whole says that the client has all of the
+// last message, so that another may follow. err is nil where the server ended the
+// connection so.
+func Answers(client io.Writer, server io.Reader, texts *scrub.Texts) (whole bool, err error) {
+	in, w := bufio.NewReaderSize(server, chunk), bufio.NewWriterSize(client, chunk)
 	for {
 		if in.Buffered() < header {
 			if err := w.Flush(); err != nil {
-				return out.n, false, err
+				return false, err
 			}
 		}
 		head, err := in.Peek(header)
@@ -45,45 +39,30 @@ func Answers(client io.Writer, server io.Reader, texts *scrub.Texts, next func()
 			case err == io.EOF:
 				err = nil
 			}
-			return out.n, len(head) == 0, err
+			return len(head) == 0, err
 		}
-		kind, size := head[0], binary.BigEndian.Uint32(head[1:])
+		size := binary.BigEndian.Uint32(head[1:])
 		if size < 4 || size > maxMessage {
-			return out.n, true, errors.Join(errMessage, w.Flush())
+			return true, errors.Join(errMessage, w.Flush())
 		}
 		for left := int(size) + 1; left > 0; {
 			if in.Buffered() == 0 {
 				if err := w.Flush(); err != nil {
-					return out.n, false, err
+					return false, err
 				}
 			}
 			got, err := in.Read(texts.Room(min(left, chunk)))
 			left -= got
 			if _, failed := w.Write(texts.Add(got, left == 0)); failed != nil {
-				return out.n, false, failed
+				return false, failed
 			}
 			if err != nil && left > 0 {
 				_ = w.Flush()
 				if err == io.EOF {
 					err = io.ErrUnexpectedEOF
 				}
-				return out.n, false, err
+				return false, err
 			}
 		}
-		if kind == 'Z' {
-			next()
-		}
 	}
-}
-
-// counted counts what is written.
-type counted struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
 }

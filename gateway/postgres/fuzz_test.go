@@ -181,10 +181,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte, way uint8) {
 		carry := func(r io.Reader) ([]byte, bool, error) {
 			var got bytes.Buffer
-			n, whole, err := postgres.Answers(&got, r, s.Texts(nil), nil)
-			if n != int64(got.Len()) {
-				t.Errorf("counted %d, sent %d", n, got.Len())
-			}
+			whole, err := postgres.Answers(&got, r, s.Texts(nil))
 			return got.Bytes(), whole, err
 		}
 		got, whole, err := carry(bytes.NewReader(said))

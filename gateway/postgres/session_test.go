@@ -21,6 +21,7 @@ import (
 
 	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/postgres"
+	"sallyport/gateway/wire"
 	"sallyport/internal/test/database"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
@@ -153,7 +154,7 @@ func (e *env) serve(c net.Conn) error {
 		defer e.mu.Unlock()
 		e.found++
 	})
-	_, _, err = postgres.Answers(inside, io.MultiReader(bytes.NewReader(begin), far), texts, nil)
+	_, err = postgres.Answers(inside, io.MultiReader(bytes.NewReader(begin), far), texts)
 	inside.Close()
 	up.Wait()
 	if errors.Is(err, net.ErrClosed) {
@@ -280,7 +281,7 @@ func TestServerWithoutTLS(t *testing.T) {
 	c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port))
 	must.OK(t, err)
 	defer c.Close()
-	if err := postgres.AskTLS(c); !errors.Is(err, postgres.ErrNoTLS) {
+	if err := postgres.AskTLS(c); !errors.Is(err, wire.ErrNoTLS) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"sallyport/gateway/wire"
 )
 
 // What a client begins with instead of a version of the protocol.
@@ -40,6 +42,9 @@ var passed = []string{
 	"intervalstyle", "lock_timeout", "search_path", "statement_timeout", "timezone",
 }
 
+// prefix begins all that the gateway says in the place of a server.
+const prefix = "sallyport: "
+
 // Refusal is why a session is not begun, as the client is told.
 type Refusal struct {
 	Code   string // an SQLSTATE
@@ -50,12 +55,12 @@ func (r *Refusal) Error() string { return r.Reason }
 
 // SQLSTATEs of Refusals: https://www.postgresql.org/docs/current/errcodes-appendix.html
 const (
-	CodeProtocol    = "08P01"
-	CodeUnsupported = "0A000"
-	CodeLogin       = "28000"
-	CodeDatabase    = "3D000"
-	CodeUnreachable = "08006"
-	CodeEnded       = "57P01"
+	CodeProtocol    = "08P01" // protocol_violation
+	CodeUnsupported = "0A000" // feature_not_supported
+	CodeLogin       = "28000" // invalid_authorization_specification
+	CodeDenied      = "42501" // insufficient_privilege
+	CodeUnreachable = "08006" // connection_failure
+	CodeEnded       = "57P01" // admin_shutdown
 )
 
 // Opening is what a client wants.
@@ -122,7 +127,7 @@ func Accept(c net.Conn, secure func(net.Conn) (net.Conn, error)) (net.Conn, *Ope
 	}
 }
 
-func protocolError(reason string) *Refusal { return &Refusal{CodeProtocol, "sallyport: " + reason} }
+func protocolError(reason string) *Refusal { return &Refusal{CodeProtocol, prefix + reason} }
 
 // readStartup reads a message without a type: its length, of at least 8 with itself, and
 // what follows.
@@ -224,10 +229,7 @@ func send[M pgproto3.Message](w io.Writer, messages ...M) error {
 	return err
 }
 
-// ErrNoTLS says that a server does not offer TLS.
-var ErrNoTLS = errors.New("the server does not offer TLS, which a login needs: set ssl = on there")
-
-// AskTLS asks a server to begin TLS.
+// AskTLS asks a server to begin TLS. The error of one that has none is wire.ErrNoTLS.
 func AskTLS(c net.Conn) error {
 	if err := send(c, &pgproto3.SSLRequest{}); err != nil {
 		return err
@@ -238,7 +240,7 @@ func AskTLS(c net.Conn) error {
 		return err
 	}
 	if answer[0] != 'S' {
-		return ErrNoTLS
+		return wire.ErrNoTLS
 	}
 	return nil
 }

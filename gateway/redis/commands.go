@@ -12,9 +12,9 @@ import (
 
 // Bounds of what a client sends.
 const (
-	chunk    = 32 << 10
-	maxBulk  = 1 << 40 // bytes of one string, which is carried as it comes
-	maxWords = 1 << 20 // of a command
+	chunk    = 16 << 10 // that of a record of TLS
+	maxBulk  = 1 << 40  // bytes of one string, which is carried as it comes
+	maxWords = 1 << 20  // of a command
 	// maxLogin bounds the words of a command that logs in, and their bytes together.
 	maxLoginWords = 16
 	maxLoginBytes = 64 << 10
@@ -31,29 +31,28 @@ type Session struct {
 	resets int // whose replies have not come
 }
 
-// Commands carries a client's commands to a server. n is what the client sent, in bytes.
-// err is nil where the client ended the connection after a whole command. No command is
-// held in memory but those that log in or out.
-func (s *Session) Commands(server io.Writer, client io.Reader) (n int64, err error) {
-	read := &countedReader{r: client}
-	in, w := bufio.NewReaderSize(read, chunk), bufio.NewWriterSize(server, chunk)
+// Commands carries a client's commands to a server. Its error is nil where the client ended
+// the connection after a whole command. No command is held in memory but those that log in
+// or out.
+func (s *Session) Commands(server io.Writer, client io.Reader) error {
+	in, w := bufio.NewReaderSize(client, chunk), bufio.NewWriterSize(server, chunk)
 	for {
 		if in.Buffered() == 0 {
 			if err := w.Flush(); err != nil {
-				return read.n, err
+				return err
 			}
 		}
 		if _, err := in.Peek(1); err != nil {
 			if err == io.EOF {
 				err = nil
 			}
-			return read.n, err
+			return err
 		}
 		if err := s.command(w, in); err != nil {
 			if err == io.EOF {
 				err = io.ErrUnexpectedEOF
 			}
-			return read.n, err
+			return err
 		}
 	}
 }
@@ -199,14 +198,3 @@ func bulk(w *bufio.Writer, in *bufio.Reader, size int64) error {
 
 // IsForm tells whether an error of Commands is about what the client sent.
 func IsForm(err error) bool { return errors.Is(err, errForm) || errors.Is(err, errLogin) }
-
-type countedReader struct {
-	r io.Reader
-	n int64
-}
-
-func (c *countedReader) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	return n, err
-}

@@ -54,10 +54,7 @@ func FuzzCommands(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := &redis.Session{Account: redis.Account{Username: "app", Password: password}}
 		var got bytes.Buffer
-		n, err := s.Commands(&got, bytes.NewReader(sent))
-		if n > int64(len(sent)) || err == nil && n != int64(len(sent)) {
-			t.Errorf("read %d of %d: %v", n, len(sent), err)
-		}
+		_ = s.Commands(&got, bytes.NewReader(sent))
 		for _, words := range commands(got.Bytes()) {
 			if len(words) == 0 {
 				continue
@@ -99,10 +96,7 @@ func FuzzReplies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte, way uint8) {
 		carry := func(r io.Reader) ([]byte, error) {
 			var got bytes.Buffer
-			n, _, err := new(redis.Session).Replies(&got, r, scrubber.Texts(nil), nil)
-			if n != int64(got.Len()) {
-				t.Errorf("counted %d, sent %d", n, got.Len())
-			}
+			_, err := new(redis.Session).Replies(&got, r, scrubber.Texts(nil))
 			return got.Bytes(), err
 		}
 		got, err := carry(bytes.NewReader(said))

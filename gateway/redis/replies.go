@@ -18,20 +18,15 @@ const (
 var errReply = errors.New("the server's reply is not of Redis's protocol")
 
 // Replies carries what a server says to a client, each reply or push searched as a text. A
-// reply of any length is carried as it comes. next, unless nil, is called before each. n is
-// what the client was sent, in bytes; whole says that it has all of the last reply, so that
-// an error may follow. err is nil where the server ended the connection so.
-func (s *Session) Replies(client io.Writer, server io.Reader, texts *scrub.Texts, next func()) (n int64, whole bool, err error) {
-	in, out := bufio.NewReaderSize(server, chunk), &counted{w: client}
-	w := bufio.NewWriterSize(out, chunk)
-	if next == nil {
-		next = func() {}
-	}
+// reply of any length is carried as it comes. whole says that the client has all of the last
+// reply, so that an error may follow. err is nil where the server ended the connection so.
+func (s *Session) Replies(client io.Writer, server io.Reader, texts *scrub.Texts) (whole bool, err error) {
+	in, w := bufio.NewReaderSize(server, chunk), bufio.NewWriterSize(client, chunk)
 	var p parser
 	for {
 		if in.Buffered() == 0 {
 			if err := w.Flush(); err != nil {
-				return out.n, false, err
+				return false, err
 			}
 		}
 		if _, err := in.Peek(1); err != nil {
@@ -42,28 +37,27 @@ func (s *Session) Replies(client io.Writer, server io.Reader, texts *scrub.Texts
 			case err == io.EOF:
 				err = nil
 			}
-			return out.n, whole, err
+			return whole, err
 		}
 		data, _ := in.Peek(in.Buffered())
 		for len(data) > 0 {
 			if p.idle() {
-				next()
 				if err := s.expect(&p, data[0]); err != nil {
-					return out.n, true, errors.Join(err, w.Flush())
+					return true, errors.Join(err, w.Flush())
 				}
 			}
 			used, err := p.scan(data)
 			piece := data[:used]
 			data = data[used:]
 			if err != nil {
-				return out.n, false, errors.Join(err, w.Flush())
+				return false, errors.Join(err, w.Flush())
 			}
 			if p.own {
 				continue
 			}
 			_ = copy(texts.Room(len(piece)), piece)
 			if _, err := w.Write(texts.Add(len(piece), p.idle())); err != nil {
-				return out.n, false, err
+				return false, err
 			}
 			if p.idle() && string(p.head) == "+RESET\r" {
 				p.follow = s.reset()
@@ -196,16 +190,4 @@ func (p *parser) number() (int64, error) {
 		return 0, errReply
 	}
 	return n, nil
-}
-
-// counted counts what is written.
-type counted struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
 }

@@ -93,10 +93,10 @@ func (e *env) serve(c net.Conn) error {
 	var sent error
 	var up sync.WaitGroup
 	up.Go(func() {
-		_, sent = s.Commands(far, c)
+		sent = s.Commands(far, c)
 		_ = far.CloseWrite()
 	})
-	_, whole, err := s.Replies(c, far, texts, nil)
+	whole, err := s.Replies(c, far, texts)
 	if whole && err == nil && redis.IsForm(sent) {
 		_ = redis.Refuse(c, sent.Error())
 	}

@@ -7,9 +7,11 @@ package wire
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"sallyport/gateway/credential"
@@ -24,6 +26,8 @@ var (
 	ErrImpostor = errors.New("the server has another key than those that the rule pins")
 	// ErrRefused says that the server did not take the login.
 	ErrRefused = errors.New("the server refused the login")
+	// ErrNoTLS says that the server has no TLS, without which nobody logs in.
+	ErrNoTLS = errors.New("the server does not offer TLS, which a login needs")
 	// ErrProtocol says that the server does not speak the protocol as it should.
 	ErrProtocol = errors.New("the server's answer could not be read")
 )
@@ -41,6 +45,15 @@ type Conn interface {
 	net.Conn
 	// Destination is where the connection goes, as the policy knows it.
 	Destination() policy.Destination
+	// Sandbox is the ID of the connection's sandbox.
+	Sandbox() string
+	// InTLS tells whether the client has begun TLS, for Secure to end. What is read of the
+	// connection is TLS else, too.
+	InTLS() bool
+	// Secure ends TLS with the sandbox, by a certificate of its authority for the
+	// destination, and returns the connection inside of it. protocols are what a client may
+	// name by ALPN (RFC 7301). After an error the connection is closed.
+	Secure(protocols ...string) (net.Conn, error)
 	// HandshakeTimeout is how long the sandbox may take until it has asked for something.
 	HandshakeTimeout() time.Duration
 	// Ask decides on a request and records the decision. It waits for an operator where
@@ -81,6 +94,8 @@ type Grant interface {
 	Lease(ctx context.Context) (map[string]credential.Secret, error)
 	// Dial connects to the destination. Call it after Lease.
 	Dial(ctx context.Context) (net.Conn, error)
+	// DialTLS is Dial, with TLS to the destination's host: see [upstream.Pool.DialTLS].
+	DialTLS(ctx context.Context, at netip.Addr, ask func(net.Conn) error) (*tls.Conn, error)
 	// Sent and Received count bytes on their way to the upstream and from it. On an error
 	// the caller ends the request.
 	Sent(n int) error
@@ -88,6 +103,8 @@ type Grant interface {
 	// Scrub returns a writer to the sandbox: see [scrub.Scrubber.Writer]. Its hits are
 	// recorded with the completion.
 	Scrub(dst io.Writer, pause time.Duration) *scrub.Writer
+	// Texts is Scrub for texts whose ends the caller knows: see [scrub.Texts].
+	Texts() *scrub.Texts
 	// End ends the request and records its completion. err is what ended it, nil for a
 	// regular end. It returns what the sandbox may be told of err, empty for nothing.
 	End(err error) string

@@ -26,8 +26,11 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/mitm"
+	"sallyport/gateway/postgres"
+	"sallyport/gateway/redis"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/upstream"
+	"sallyport/gateway/wire"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/footprint"
 	"sallyport/internal/ipc"
@@ -172,6 +175,10 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 	w.gateway, err = gateway.New(gateway.Options{
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: recorder{w.audit, &w.held},
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
+		Handlers: map[policy.Protocol]wire.Handler{
+			policy.ProtocolPostgres: postgres.NewHandler(w.logger),
+			policy.ProtocolRedis:    redis.NewHandler(w.logger),
+		},
 		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Placeholders: w.placeholdersOf, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
 		Budget: w.counters, Found: s.Found, Ports: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Loopback: Sandboxes{Peer: w.peer},
 	})

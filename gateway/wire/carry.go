@@ -1,0 +1,85 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"sallyport/gateway/live"
+)
+
+// Up carries all that a client says to its server.
+type Up func(server io.Writer, client io.Reader) error
+
+// Down carries all that a server says to its client. whole says that something else may
+// follow what the client has.
+type Down func(client io.Writer, server io.Reader) (whole bool, err error)
+
+// Carry carries a session between a client, which is c or what is inside of it, and a server
+// that g dialled, until both directions have ended. sent is the error of up, and err is that
+// of down, nil where the client's side has ended it. A client that does not take what the
+// server says is closed a while after g is revoked.
+func Carry(c Conn, g Grant, client net.Conn, server *tls.Conn, up Up, down Down) (whole bool, sent, err error) {
+	var late *time.Timer
+	var mu sync.Mutex
+	stop := context.AfterFunc(g.Context(), func() {
+		mu.Lock()
+		defer mu.Unlock()
+		late = time.AfterFunc(live.Grace, func() { _ = c.Close() })
+	})
+	defer func() {
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if late != nil {
+			late.Stop()
+		}
+	}()
+	var done sync.WaitGroup
+	done.Go(func() {
+		if sent = up(writer{server, g.Sent}, client); sent != nil {
+			_ = server.Close()
+			return
+		}
+		_ = server.CloseWrite()
+	})
+	whole, err = down(client, reader{server, g.Received})
+	_ = client.SetReadDeadline(time.Unix(1, 0)) // ends up
+	_ = server.Close()
+	done.Wait()
+	if errors.Is(err, net.ErrClosed) && sent != nil {
+		err = nil // the client's side has ended it
+	}
+	return whole, sent, err
+}
+
+// writer counts what is written.
+type writer struct {
+	io.Writer
+	count func(int) error
+}
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w.count(len(p)); err != nil {
+		return 0, err
+	}
+	return w.Writer.Write(p)
+}
+
+// reader counts what is read.
+type reader struct {
+	io.Reader
+	count func(int) error
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if over := r.count(n); over != nil {
+		return 0, over
+	}
+	return n, err
+}
