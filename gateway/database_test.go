@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -173,6 +174,7 @@ func TestDatabases(t *testing.T) {
 		{"what is denied", databaseDenials},
 		{"a cancelled query", databaseCancel},
 		{"a rule that goes", databaseRevoked},
+		{"a lease that ends", databaseExpiry},
 		{"servers that cannot be logged in to", databaseFailures},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -312,6 +314,49 @@ func databaseRevoked(t *testing.T, e *databaseEnv) {
 		if c.Action != audit.ActionDenied {
 			t.Errorf("completion %+v", c)
 		}
+	}
+}
+
+// leasedAccount is an account whose lease is short at first. It is renewed where a version stays.
+type leasedAccount struct {
+	account
+	reads atomic.Int32
+	renew bool
+}
+
+func (s *leasedAccount) Read(ctx context.Context) (credential.Material, error) {
+	m, err := s.account.Read(ctx)
+	m.Expires = time.Now().Add(time.Second)
+	if s.reads.Add(1) > 1 {
+		m.Expires = time.Now().Add(time.Hour)
+		if !s.renew {
+			m.Version = "v2"
+		}
+	}
+	return m, err
+}
+
+func databaseExpiry(t *testing.T, e *databaseEnv) {
+	for _, renew := range []bool{true, false} {
+		source := &leasedAccount{account: account{"app", databasePassword}, renew: renew}
+		e.leased(map[string]credential.Source{"db": source})
+		c, err := pgx.Connect(t.Context(), fmt.Sprintf("host=127.0.0.1 port=%d user=root dbname=app sslmode=disable", e.port[databaseHost]))
+		must.OK(t, err)
+		must.Soon(t, "the lease to be asked about", func() bool { return source.reads.Load() > 1 })
+		if !renew {
+			must.Soon(t, "the session's end", func() bool {
+				return e.postgres.SQL("select count(*) from pg_stat_activity where usename = 'app'") == "0"
+			})
+		}
+		_, err = c.Exec(t.Context(), "select 1")
+		var ended *pgconn.PgError
+		switch {
+		case renew && err != nil:
+			t.Errorf("renewed: %v", err)
+		case !renew && (!errors.As(err, &ended) || ended.Code != postgres.CodeEnded || !strings.Contains(ended.Message, "the lease of the credential")):
+			t.Errorf("not renewed: %v", err)
+		}
+		_ = c.Close(context.Background())
 	}
 }
 

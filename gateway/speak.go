@@ -117,9 +117,11 @@ type exchange struct {
 	used     []audit.CredentialUse
 	sentWith []*credential.Use
 	lost     map[string]int
+	leased   leased
 	in, out  atomic.Int64
 
 	mu     sync.Mutex
+	ended  error // that the gateway has ended it with
 	far    net.Conn
 	hits   map[string]int // by credential
 	strewn map[string]bool
@@ -297,6 +299,7 @@ func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, err
 	}
 	q.sentWith = append(q.sentWith, use)
 	q.lost = lost
+	q.leased = leased{i.Credential, lease.Version, to, lease.Material().Expires}
 	for _, n := range lost {
 		q.gateway.metrics.forgotten.Add(float64(n))
 	}
@@ -404,6 +407,11 @@ func (q *exchange) End(err error) string {
 	for _, u := range q.sentWith {
 		q.secrets.Release(u)
 	}
+	q.mu.Lock()
+	if q.ended != nil {
+		err = q.ended
+	}
+	q.mu.Unlock()
 	if over := q.meter.err(); over != nil {
 		err = over
 	}

@@ -21,9 +21,11 @@ type Down func(client io.Writer, server io.Reader) (whole bool, err error)
 
 // Carry carries a session between a client, which is c or what is inside of it, and a server
 // that g dialled, until both directions have ended. sent is the error of up, and err is that
-// of down, nil where the client's side has ended it. A client that does not take what the
+// of down, nil where the client's side has ended it. The session ends with the lease of its
+// login. A client that does not take what the
 // server says is closed a while after g is revoked.
 func Carry(c Conn, g Grant, client net.Conn, server *tls.Conn, up Up, down Down) (whole bool, sent, err error) {
+	defer g.Hold()()
 	var late *time.Timer
 	var mu sync.Mutex
 	stop := context.AfterFunc(g.Context(), func() {

@@ -92,6 +92,9 @@ type Grant interface {
 	// Lease leases the credential for the injection, and has what is sent to the sandbox
 	// searched for its values from now on: see [credential.Lease.LogIn].
 	Lease(ctx context.Context) (map[string]credential.Secret, error)
+	// Hold ends the request when the lease of what it logged in with ends, unless it is
+	// renewed, until stop is called. Not every server ends a session then.
+	Hold() (stop func())
 	// Dial connects to the destination. Call it after Lease.
 	Dial(ctx context.Context) (net.Conn, error)
 	// DialTLS is Dial, with TLS to the destination's host: see [upstream.Pool.DialTLS].
