@@ -56,6 +56,10 @@ type VaultSource struct {
 	// Field picks one field. Default: all of them, for templates.
 	// Example: token
 	Field string `yaml:"field"`
+	// Parameters are what an engine is asked with: pki wants common_name, ssh takes
+	// valid_principals, aws a role_arn, and most of them ttl. Default: none.
+	// Example: {common_name: agent.example.com, ttl: 1h}
+	Parameters map[string]string `yaml:"parameters" json:",omitempty"`
 }
 
 // Engine is the word before the role in the path of an engine that makes secrets: creds,

@@ -116,7 +116,11 @@ func readSecret(cmd *cobra.Command, name string, fields []string) (map[string]st
 func newSecretList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: cli.Exactly()}
 	return cli.Lists(g, c, cli.All(api.ListSecrets), "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", func(s api.Secret) string {
-		return strings.Join([]string{s.Name, s.Source, s.Version, cli.Day(s.Updated, "-"), cmp.Or(s.Error, "ready")}, "\t")
+		state := cmp.Or(s.Error, "ready")
+		if s.Leases > 0 {
+			state += ", " + cli.Many(s.Leases, "lease", "leases")
+		}
+		return strings.Join([]string{s.Name, s.Source, s.Version, cli.Day(s.Updated, "-"), state}, "\t")
 	})
 }
 

@@ -34,6 +34,9 @@ func printStatus(w io.Writer, s api.Status) {
 	for _, line := range s.Retention.Lines() {
 		fmt.Fprintln(w, terminal.Text(line))
 	}
+	for _, l := range s.Leases {
+		fmt.Fprintf(w, "lease %s of credential %s is not revoked yet: %s\n", terminal.Word(l.ID), l.Credential, terminal.Text(cmp.Or(l.Error, "Vault is being asked")))
+	}
 	for _, sink := range s.Sinks {
 		state, _ := sink.State()
 		fmt.Fprintf(w, "audit sink %s, %s at %s, has records up to %d, %s\n", sink.Name, sink.Type, terminal.Word(sink.Receiver), sink.Cursor, terminal.Text(state))

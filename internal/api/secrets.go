@@ -21,7 +21,9 @@ type Secret struct {
 	Source  string    `json:"source"` // embedded, or vault and the path
 	Version string    `json:"version,omitempty"`
 	Updated time.Time `json:"updated,omitzero"`
-	Error   string    `json:"error,omitempty"` // why it cannot be read now
+	// Leases is how many secrets an engine of Vault has made of it that live.
+	Leases int    `json:"leases,omitempty"`
+	Error  string `json:"error,omitempty"` // why it cannot be read now
 }
 
 func (h *handler) secrets(*http.Request) ([]Secret, error) { return h.opt.Secrets.List() }

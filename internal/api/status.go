@@ -30,6 +30,8 @@ type Status struct {
 	SSH *SSH `json:"ssh,omitempty"`
 	// Sinks are the receivers of the audit log's records.
 	Sinks []Sink `json:"sinks,omitempty"`
+	// Leases are those of Vault that are to be revoked and could not be yet.
+	Leases []Lease `json:"leases,omitempty"`
 	// Retention is what there is of the audit log.
 	Retention retention.Status `json:"retention"`
 	// Seal is how the audit log is sealed.
@@ -50,6 +52,15 @@ func (h *handler) reload(r *http.Request, _ none) (Status, error) {
 func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
 	h.opt.Shutdown(r.Context())
 	w.WriteHeader(http.StatusAccepted)
+}
+
+// Lease is a secret that an engine of Vault made for a sandbox.
+type Lease struct {
+	ID         string    `json:"id"` // Vault's
+	Credential string    `json:"credential"`
+	Sandbox    string    `json:"sandbox,omitempty"` // ID; empty for the host's own
+	Expires    time.Time `json:"expires"`
+	Error      string    `json:"error,omitempty"` // why it was not revoked the last time
 }
 
 // Process says how a process that the daemon looks after is.

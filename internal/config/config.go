@@ -252,7 +252,7 @@ type Vault struct {
 	// Address is the server's URL; needed in a section that is there.
 	// Example: https://vault.example.com:8200
 	Address string `yaml:"address"`
-	// Namespace is Vault Enterprise's, for all paths. Default: none.
+	// Namespace is Vault Enterprise's or OpenBao's, for all paths. Default: none.
 	// Example: engineering
 	Namespace string `yaml:"namespace"`
 	// Roots is a PEM file of authorities to trust. Default: the system's.
@@ -263,7 +263,8 @@ type Vault struct {
 	Auth VaultAuth `yaml:"auth"`
 }
 
-// VaultAuth is how to log in; exactly one is set.
+// VaultAuth is how to log in: exactly one way is set. A token is renewed while its secrets
+// are in use, and replaced by another login at the end of its longest life.
 type VaultAuth struct {
 	// TokenFile holds a token, read anew for each secret that is read; nobody else can
 	// read it (0600).
@@ -272,6 +273,66 @@ type VaultAuth struct {
 	// AppRole logs in with a role and a secret from a file.
 	// Example: {roleID: sallyport, secretIDFile: /etc/sallyport/secret-id}
 	AppRole *AppRole `yaml:"appRole"`
+	// Kubernetes logs in with the token of the pod's service account.
+	// Example: {role: sallyport}
+	Kubernetes *VaultRole `yaml:"kubernetes"`
+	// JWT logs in with a JSON web token from a file, which nobody else can read (0600).
+	// Example: {role: sallyport, tokenFile: /run/sallyport/identity.jwt}
+	JWT *VaultRole `yaml:"jwt"`
+	// Certificate logs in with a TLS client certificate.
+	// Example: {certificate: /etc/sallyport/vault.pem, key: /etc/sallyport/vault-key.pem}
+	Certificate *VaultCertificate `yaml:"certificate"`
+	// Wrapped says that tokenFile, appRole.secretIDFile or jwt.tokenFile holds a wrapping token of Vault's.
+	// It is unwrapped when it is first needed, and what was in it is kept in memory alone:
+	// each start of the daemon needs a new one. Default: false.
+	// Example: true
+	Wrapped bool `yaml:"wrapped"`
+}
+
+// Ways lists the ways to log in that are set, by their keys.
+func (a VaultAuth) Ways() (ways []string) {
+	for _, way := range []struct {
+		key string
+		set bool
+	}{
+		{"tokenFile", a.TokenFile != ""}, {"appRole", a.AppRole != nil}, {"kubernetes", a.Kubernetes != nil}, {"jwt", a.JWT != nil}, {"certificate", a.Certificate != nil},
+	} {
+		if way.set {
+			ways = append(ways, way.key)
+		}
+	}
+	return ways
+}
+
+// VaultRole is a role of Vault's auth methods kubernetes and jwt.
+type VaultRole struct {
+	// Mount is the path that the method is mounted at. Default: kubernetes, or jwt.
+	// Example: kubernetes
+	Mount string `yaml:"mount"`
+	// Role is needed.
+	// Example: sallyport
+	Role string `yaml:"role"`
+	// TokenFile holds the token, read anew for each login. Default: for kubernetes
+	// /var/run/secrets/kubernetes.io/serviceaccount/token; else needed.
+	// Example: /run/sallyport/identity.jwt
+	TokenFile string `yaml:"tokenFile"`
+}
+
+// VaultCertificate is a login with Vault's auth method cert.
+type VaultCertificate struct {
+	// Mount is the path that the method is mounted at. Default: cert.
+	// Example: cert
+	Mount string `yaml:"mount"`
+	// Role is the name of the role. Default: the one that the certificate fits.
+	// Example: sallyport
+	Role string `yaml:"role"`
+	// Certificate is a PEM file with the certificate and what is between it and its
+	// authority, read anew for each connection; needed.
+	// Example: /etc/sallyport/vault.pem
+	Certificate string `yaml:"certificate"`
+	// Key is the PEM file of its private key, which nobody else can read (0600); needed.
+	// Example: /etc/sallyport/vault-key.pem
+	Key string `yaml:"key"`
 }
 
 // AppRole is Vault's auth method of that name.

@@ -98,8 +98,19 @@ func (c *Config) fill() {
 	}
 	c.Elsewhere = slices.Sorted(maps.Keys(c.RegistryLogins()))
 	c.Elsewhere = slices.AppendSeq(c.Elsewhere, maps.Keys(c.SinkLogins()))
-	if role := c.Vault.Auth.AppRole; role != nil {
+	auth := c.Vault.Auth
+	if role := auth.AppRole; role != nil {
 		role.Mount = cmp.Or(role.Mount, "approle")
+	}
+	if role := auth.Kubernetes; role != nil {
+		role.Mount = cmp.Or(role.Mount, "kubernetes")
+		role.TokenFile = cmp.Or(role.TokenFile, "/var/run/secrets/kubernetes.io/serviceaccount/token")
+	}
+	if role := auth.JWT; role != nil {
+		role.Mount = cmp.Or(role.Mount, "jwt")
+	}
+	if own := auth.Certificate; own != nil {
+		own.Mount = cmp.Or(own.Mount, "cert")
 	}
 }
 
@@ -123,8 +134,17 @@ func (c *Config) resolve(dir string) {
 	if b := c.Policy.Bundle; b != nil {
 		paths = append(paths, &b.File, &b.Key, &b.Roots)
 	}
-	if role := c.Vault.Auth.AppRole; role != nil {
+	auth := &c.Vault.Auth
+	if role := auth.AppRole; role != nil {
 		paths = append(paths, &role.SecretIDFile)
+	}
+	for _, role := range []*VaultRole{auth.Kubernetes, auth.JWT} {
+		if role != nil {
+			paths = append(paths, &role.TokenFile)
+		}
+	}
+	if own := auth.Certificate; own != nil {
+		paths = append(paths, &own.Certificate, &own.Key)
 	}
 	for i := range c.Egress {
 		if u := c.Egress[i].Upstream; u != nil {

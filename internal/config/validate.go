@@ -222,16 +222,44 @@ func (v *validator) vault(c Vault, credentials []policy.Credential) {
 		v.fail("vault.namespace", fmt.Sprintf("%q is not the path of a namespace", c.Namespace), "write one as team/agents")
 	}
 	v.roots("vault.roots", c.Roots)
-	role := c.Auth.AppRole
-	switch {
-	case c.Auth.TokenFile == "" && role == nil:
-		v.fail("vault.auth", "says no way to log in", "write tokenFile or appRole")
-	case c.Auth.TokenFile != "" && role != nil:
-		v.fail("vault.auth", "says two ways to log in", "write one of tokenFile and appRole")
-	case role != nil && (role.RoleID == "" || role.SecretIDFile == ""):
-		v.fail("vault.auth.appRole", "needs roleID and secretIDFile", "write both")
-	case role != nil && strings.Trim(role.Mount, "/") != "" && !policy.VaultPath(strings.Trim(role.Mount, "/")):
-		v.fail("vault.auth.appRole.mount", fmt.Sprintf("%q is not the path of a mount", role.Mount), "write one as approle")
+	v.vaultAuth(c.Auth)
+}
+
+func (v *validator) vaultAuth(a VaultAuth) {
+	switch ways := a.Ways(); len(ways) {
+	case 0:
+		v.fail("vault.auth", "says no way to log in", "write tokenFile, appRole, kubernetes, jwt or certificate")
+	case 1:
+	default:
+		v.fail("vault.auth", "says two ways to log in", "write one of "+strings.Join(ways, " and "))
+	}
+	mount := func(key, path string) {
+		if m := strings.Trim(path, "/"); m != "" && !policy.VaultPath(m) {
+			v.fail(key+".mount", fmt.Sprintf("%q is not the path of a mount", path), "write one as approle")
+		}
+	}
+	if r := a.AppRole; r != nil {
+		mount("vault.auth.appRole", r.Mount)
+		if r.RoleID == "" || r.SecretIDFile == "" {
+			v.fail("vault.auth.appRole", "needs roleID and secretIDFile", "write both")
+		}
+	}
+	for key, r := range map[string]*VaultRole{"vault.auth.kubernetes": a.Kubernetes, "vault.auth.jwt": a.JWT} {
+		if r != nil {
+			mount(key, r.Mount)
+			if r.Role == "" || r.TokenFile == "" {
+				v.fail(key, "needs role and tokenFile", "write both")
+			}
+		}
+	}
+	if c := a.Certificate; c != nil {
+		mount("vault.auth.certificate", c.Mount)
+		if c.Certificate == "" || c.Key == "" {
+			v.fail("vault.auth.certificate", "needs certificate and key", "write the paths of both")
+		}
+	}
+	if a.Wrapped && (a.Kubernetes != nil || a.Certificate != nil) {
+		v.fail("vault.auth.wrapped", "is for a tokenFile, a secretIDFile or a JWT", "remove it")
 	}
 }
 

@@ -81,6 +81,7 @@ type daemon struct {
 	rules     *engine.Engine
 	broker    *credential.Broker
 	readings  *readings
+	leases    vaultLeases
 
 	loader // of policy and credentials, again and again
 
@@ -126,7 +127,7 @@ func open(ctx context.Context, o Options) (_ *daemon, err error) {
 		d.log.Warn("the daemon may run out of open files, and then stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
 	}
 	for _, step := range []func(context.Context) error{
-		d.lockDataDir, d.openAuditLog, d.openPolicy, d.openGateway, d.openMemories, d.openStores, d.openSandboxes, d.openSupervisor, d.openSinks, d.openSSH, d.openAPI,
+		d.lockDataDir, d.openAuditLog, d.openLeases, d.openPolicy, d.openGateway, d.openMemories, d.openStores, d.openSandboxes, d.openSupervisor, d.openSinks, d.openSSH, d.openAPI,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err

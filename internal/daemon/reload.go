@@ -202,6 +202,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	d.supervisor.Use(cfg.Document, p.Revision())
 	before := d.inForce.Swap(cfg)
 	d.supervisor.Placeholders()
+	d.endLeases()
 	d.warn(ctx, cfg)
 	if !reflect.DeepEqual(before.Credentials, cfg.Credentials) {
 		d.recheckMemories()

@@ -57,6 +57,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return d.sealer.Run(ctx) })
 	g.Go(func() error { return d.retention.Run(ctx) })
 	g.Go(func() error { return d.approvals.Run(ctx) })
+	g.Go(func() error { return d.leases.Run(ctx) })
+	g.Go(func() error { return d.sweepLeases(ctx) })
 	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
 	g.Go(func() error { return index.Follow(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), d.log) })
@@ -114,6 +116,7 @@ func (d *daemon) end() error {
 	var stops errgroup.Group
 	stops.Go(d.stopSSH)
 	errs := []error{d.supervisor.Stop(time.Duration(d.cfg.Gateway.Drain)), stops.Wait()}
+	errs = append(errs, d.revokeLeases())
 	if d.host != nil {
 		errs = append(errs, d.drain())
 	}
@@ -144,7 +147,7 @@ func (d *daemon) status() api.Status {
 	s := d.auditLog.Stats()
 	st := api.Status{
 		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(), Sinks: d.sinkStatus(), Retention: d.retention.Status(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(), Sinks: d.sinkStatus(), Leases: d.unrevoked(), Retention: d.retention.Status(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.certificate != nil {

@@ -197,6 +197,10 @@ func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
 	case d.supervisor == nil: // it will be told all of them
 	case i.ID == "":
 		d.supervisor.Identity(a, nil)
+		select {
+		case d.leases.nudge <- struct{}{}:
+		default:
+		}
 	default:
 		s := identity(i)
 		d.supervisor.Identity(a, &s)

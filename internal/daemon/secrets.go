@@ -46,17 +46,22 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			end()
 		}
 	}()
+	if cfg.Vault.Address != "" { // also for leases of what the configuration had before
+		if server, err = d.leases.server(d, cfg); err != nil {
+			return nil, nil, err
+		}
+	}
 	for _, c := range cfg.Credentials {
 		if c.Source.Vault == nil {
 			sources[c.Name] = d.store.Source(c.Name)
 			continue
 		}
-		if server == nil {
-			if server, err = vault.New(cfg.Vault, d.log); err != nil {
-				return nil, nil, err
-			}
+		if c.Source.Vault.Makes() {
+			sources[c.Name], err = d.leases.engine(server, c.Name, *c.Source.Vault)
+		} else {
+			sources[c.Name], err = server.Source(*c.Source.Vault)
 		}
-		if sources[c.Name], err = server.Source(*c.Source.Vault); err != nil {
+		if err != nil {
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
 	}
@@ -176,6 +181,10 @@ func (s secrets) List() ([]api.Secret, error) {
 		return nil, err
 	}
 	list := []api.Secret{}
+	leases := map[string]int{}
+	for _, l := range s.d.leases.List() {
+		leases[l.Credential]++
+	}
 	known := map[string]bool{}
 	short := s.d.short(context.Background(), s.d.inForce.Load())
 	elsewhere := map[string]bool{} // whose replaced refresh tokens are kept here
@@ -192,7 +201,7 @@ func (s secrets) List() ([]api.Secret, error) {
 	for _, c := range s.d.credentials() {
 		switch {
 		case c.Source.Vault != nil:
-			list = append(list, api.Secret{Name: c.Name, Source: "vault " + c.Source.Vault.Path})
+			list = append(list, api.Secret{Name: c.Name, Source: "vault " + c.Source.Vault.Path, Leases: leases[c.Name]})
 		case !known[c.Name]:
 			list = append(list, api.Secret{Name: c.Name, Source: "embedded", Error: "not set: `sallyport secret set " + c.Name + "`"})
 		}
@@ -218,6 +227,9 @@ func (d *daemon) recordRead(name string, r credential.Reading, err error) {
 	e := d.changed("secret/"+name, "secret "+name, did)
 	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Lease: r.Accessor, Name: name, Version: r.Version}}
 	d.readings.note(name, err)
+	if r.Sandbox != "" {
+		e.Detail = ofSandbox(r.Sandbox)
+	}
 	if err != nil {
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
 		e.Message, e.Detail = "secret "+name+" could not be read", err.Error()

@@ -40,8 +40,12 @@ func (v *validator) credential(path string, c policy.Credential) {
 		switch {
 		case vault.Path == "":
 			v.say(policy.BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
-		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/") || !policy.VaultPath(vault.Path):
-			v.say(policy.BadCredential, at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
+		case !strings.Contains(vault.Path, "/") || strings.HasPrefix(vault.Path, "v1/") || !policy.VaultPath(vault.Path):
+			v.say(policy.BadCredential, at+".path", fmt.Sprintf("%q is not an API path of Vault's", vault.Path), "write one as secret/data/"+c.Name+", without /v1")
+		case len(vault.Parameters) > 0 && !vault.Makes():
+			v.say(policy.BadCredential, at+".parameters", fmt.Sprintf("are for an engine, and %q is a secret that is kept", vault.Path), "remove them")
+		case c.Exchange != nil && vault.Makes():
+			v.say(policy.BadCredential, path+".exchange", fmt.Sprintf("needs a secret that is the same for all sandboxes, and %q is made for each", vault.Path), "remove it, or keep the secret in a KV mount")
 		}
 	}
 }

@@ -1,4 +1,5 @@
-// Package vault reads secrets from a HashiCorp Vault KV version 2 mount.
+// Package vault reads secrets that a HashiCorp Vault, or an OpenBao, keeps in a KV mount, and has
+// its engines make one for each sandbox, which it revokes when the sandbox ends.
 //
 // Only the configuration counts: the environment's VAULT_* and proxy variables have no
 // effect. Reads are bounded in time, size and number of tries. An error names its cause
@@ -41,16 +42,11 @@ const (
 // Client is the connection to one Vault server. It is safe for concurrent use.
 type Client struct {
 	address   string
+	namespace string
 	transport *http.Transport
 	api       *api.Client
-	auth      authenticator
-}
-
-// authenticator gives the token to use now. After Vault refused one, renewed
-// is called with it and says whether there may be another.
-type authenticator interface {
-	token(context.Context) (string, error)
-	renewed(ctx context.Context, refused string) (bool, error)
+	auth      *session
+	log       *slog.Logger
 }
 
 // New returns a Client. It reads the roots and checks the configuration, and
@@ -83,18 +79,9 @@ func New(c config.Vault, log *slog.Logger) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &Client{address: c.Address, transport: transport, api: client}
-	switch {
-	case (c.Auth.TokenFile != "") == (c.Auth.AppRole != nil):
-		return nil, errors.New("vault.auth: set exactly one of tokenFile and appRole")
-	case c.Auth.TokenFile != "":
-		v.auth = &tokenFile{path: c.Auth.TokenFile}
-	default:
-		if v.auth, err = newAppRole(v, c, log); err != nil {
-			return nil, err
-		}
-	}
-	return v, nil
+	v := &Client{address: c.Address, namespace: strings.Trim(c.Namespace, "/"), transport: transport, api: client, log: log}
+	v.auth, err = newAuth(v, c.Auth, log)
+	return v, err
 }
 
 // Close closes the idle connections. Later reads open new ones.
@@ -185,8 +172,8 @@ func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // do runs a call with a token, and a second time with a new one where Vault
-// refuses the first.
-func (v *Client) do(ctx context.Context, what string, call func(*api.Client) error) error {
+// refuses the first. needs is what the token's policy has to allow.
+func (v *Client) do(ctx context.Context, what, needs string, call func(*api.Client) error) error {
 	for again := true; ; again = false {
 		token, err := v.auth.token(ctx)
 		if err != nil {
@@ -209,7 +196,7 @@ func (v *Client) do(ctx context.Context, what string, call func(*api.Client) err
 				continue
 			}
 		}
-		return v.explain(what, err)
+		return v.explain(what, needs, err)
 	}
 }
 
@@ -224,13 +211,13 @@ func (v *Client) Health(ctx context.Context) error {
 	h, err := client.Sys().HealthWithContext(ctx)
 	switch {
 	case err != nil:
-		return v.explain("asking for its health", err)
+		return v.explain("asking for its health", "", err)
 	case !h.Initialized:
 		return fmt.Errorf("%w: Vault at %s is not initialised; run: vault operator init", credential.ErrUnavailable, v.address)
 	case h.Sealed:
 		return v.sealed()
 	}
-	return v.do(ctx, "checking our token", func(c *api.Client) error {
+	return v.do(ctx, "checking our token", "read on auth/token/lookup-self", func(c *api.Client) error {
 		_, err := c.Auth().Token().LookupSelfWithContext(ctx)
 		return err
 	})

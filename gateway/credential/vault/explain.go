@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -37,8 +38,9 @@ func (v *Client) sealed() error {
 }
 
 // explain turns an error of the API client into one of package credential, with
-// what an operator can do. what is the deed, such as "reading secret/data/x".
-func (v *Client) explain(what string, err error) error {
+// what an operator can do. what is the deed, such as "reading secret/data/x", and needs
+// what a token's policy allows it with.
+func (v *Client) explain(what, needs string, err error) error {
 	switch code := status(err); {
 	case code == http.StatusServiceUnavailable && says(err, "sealed"):
 		return v.sealed()
@@ -46,8 +48,8 @@ func (v *Client) explain(what string, err error) error {
 		return fmt.Errorf("%w: %s: Vault at %s does not know the token: it was revoked or has expired; write a new one to vault.auth.tokenFile, or use appRole",
 			credential.ErrRefused, what, v.address)
 	case code == http.StatusForbidden:
-		return fmt.Errorf("%w: %s: Vault at %s says permission denied; give the token's policy the capability read on that path, and look that the token was not revoked",
-			credential.ErrRefused, what, v.address)
+		return fmt.Errorf("%w: %s: Vault at %s says permission denied; give the token's policy %s, and look that the token was not revoked",
+			credential.ErrRefused, what, v.address, cmp.Or(needs, "what that takes"))
 	case code == http.StatusTooManyRequests || code >= 500 || code == 412 || code == 472 || code == 473:
 		return fmt.Errorf("%w: %s: Vault at %s answers with status %d; look at its log", credential.ErrUnavailable, what, v.address, code)
 	case code != 0:

@@ -41,7 +41,14 @@ func start(t *testing.T, args ...string) *server {
 		t.Fatalf("building the Vault core: %v", err)
 	}
 	s := &server{dir: t.TempDir()}
-	cmd := exec.Command(bin, append([]string{"-tls", s.dir, "-put", "openai", "-until-eof"}, args...)...)
+	s.run(t, bin, append([]string{"-tls", s.dir, "-put", "openai", "-until-eof"}, args...))
+	return s
+}
+
+// run starts the process and waits until it serves.
+func (s *server) run(t *testing.T, bin string, args []string) {
+	t.Helper()
+	cmd := exec.Command(bin, args...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	must.OK(t, err)
@@ -68,7 +75,20 @@ func start(t *testing.T, args ...string) *server {
 	}
 	s.root.SetToken(s.RootToken)
 	t.Cleanup(c.HttpClient.CloseIdleConnections)
-	return s
+}
+
+// lasting is a Vault that goes on with what it had when it is started again by again, at
+// the same address.
+func lasting(t *testing.T) (s *server, again func()) {
+	t.Helper()
+	data := t.TempDir()
+	s = start(t, "-data", data)
+	return s, func() {
+		t.Helper()
+		bin, err := binary()
+		must.OK(t, err)
+		s.run(t, bin, []string{"-listen", strings.TrimPrefix(s.Address, "https://"), "-tls", s.dir, "-put", "openai", "-until-eof", "-data", data})
+	}
 }
 
 func (s *server) write(t *testing.T, path string, data map[string]any) *api.Secret {

@@ -19,7 +19,8 @@ import (
 // is also how long a secret outlives its removal from Vault.
 const ttl = 30 * time.Second
 
-// Source is one KV version 2 secret, or one field of it.
+// Source is one secret of a KV mount, of version 2 or 1, or one field of it. In version 1
+// secrets have no version.
 type Source struct {
 	client *Client
 	path   string
@@ -30,15 +31,12 @@ type Source struct {
 // path and does not talk to Vault.
 func (v *Client) Source(s policy.VaultSource) (*Source, error) {
 	path := s.Path
-	mount, name, ok := strings.Cut(path, "/data/")
+	mount, name, _ := strings.Cut(path, "/")
 	switch {
 	case strings.HasPrefix(path, "/") || strings.HasPrefix(path, "v1/"):
 		return nil, fmt.Errorf("vault path %q: leave out /v1/ and begin with the mount: secret/data/openai", path)
-	case !ok || mount == "" || name == "":
-		return nil, fmt.Errorf("vault path %q: write the API path of a KV version 2 secret, with data after the mount: secret/data/openai", path)
-	}
-	if !policy.VaultPath(path) {
-		return nil, fmt.Errorf("vault path %q: write names, with / between them", path)
+	case mount == "" || name == "" || !policy.VaultPath(path):
+		return nil, fmt.Errorf("vault path %q: write names, with / between them: the mount, data in KV version 2, and the secret's name: secret/data/openai", path)
 	}
 	return &Source{client: v, path: path, field: s.Field}, nil
 }
@@ -49,29 +47,28 @@ func (s *Source) TTL() time.Duration { return ttl }
 // Read returns the newest version of the secret.
 func (s *Source) Read(ctx context.Context) (credential.Material, error) {
 	var got *api.Secret
-	err := s.client.do(ctx, "reading "+s.path, func(c *api.Client) (err error) {
+	err := s.client.do(ctx, "reading "+s.path, "the capability read on that path", func(c *api.Client) (err error) {
 		got, err = c.Logical().ReadWithContext(ctx, s.path)
 		return err
 	})
 	if err != nil {
 		return credential.Material{}, err
 	}
-	if got == nil {
-		return credential.Material{}, fmt.Errorf("%w: Vault has nothing at %s; write it there: vault kv put, or correct the path", credential.ErrNoSecret, s.path)
+	if got == nil || len(got.Data) == 0 {
+		return credential.Material{}, fmt.Errorf("%w: Vault has nothing at %s; write it there: vault kv put, or correct the path (in KV version 2 it has data after the mount)", credential.ErrNoSecret, s.path)
 	}
-	metadata, isKV2 := got.Data["metadata"].(map[string]any)
-	if !isKV2 {
-		return credential.Material{}, fmt.Errorf("%w: %s is not in a KV version 2 mount; enable one: vault secrets enable -version=2 kv", credential.ErrNoSecret, s.path)
-	}
-	data, _ := got.Data["data"].(map[string]any)
-	if data == nil {
-		return credential.Material{}, fmt.Errorf("%w: the newest version at %s was deleted; write a new one, or: vault kv undelete", credential.ErrNoSecret, s.path)
-	}
-	m := credential.Material{Fields: make(map[string]credential.Secret), Version: versionOf(metadata), Accessor: got.RequestID}
-	// A version that deletes itself (delete_version_after) says when.
-	if text, _ := metadata["deletion_time"].(string); text != "" {
-		if m.Expires, err = time.Parse(time.RFC3339Nano, text); err != nil {
-			return credential.Material{}, fmt.Errorf("%w: the deletion time of %s is not a time", credential.ErrUnavailable, s.path)
+	m := credential.Material{Fields: make(map[string]credential.Secret), Accessor: got.RequestID}
+	data := got.Data
+	if metadata, isKV2 := got.Data["metadata"].(map[string]any); isKV2 && strings.Contains(s.path, "/data/") {
+		if data, _ = got.Data["data"].(map[string]any); data == nil {
+			return credential.Material{}, fmt.Errorf("%w: the newest version at %s was deleted; write a new one, or: vault kv undelete", credential.ErrNoSecret, s.path)
+		}
+		m.Version = versionOf(metadata)
+		// A version that deletes itself (delete_version_after) says when.
+		if text, _ := metadata["deletion_time"].(string); text != "" {
+			if m.Expires, err = time.Parse(time.RFC3339Nano, text); err != nil {
+				return credential.Material{}, fmt.Errorf("%w: the deletion time of %s is not a time", credential.ErrUnavailable, s.path)
+			}
 		}
 	}
 	if s.field != "" {

@@ -112,10 +112,15 @@ func TestRead(t *testing.T) {
 	fails(t, read("secret/data/nested", ""), credential.ErrNoSecret, "deleted", token)
 
 	s.write(t, "sys/mounts/old", map[string]any{"type": "kv", "options": map[string]any{"version": "1"}})
-	s.write(t, "old/data/x", map[string]any{"token": value})
 	root := connect(t, s.withToken(t, s.RootToken))
-	_, err = source(t, root, "old/data/x", "").Read(t.Context())
-	fails(t, err, credential.ErrNoSecret, "version=2", s.RootToken)
+	for _, path := range []string{"old/data/x", "old/y"} { // version 1 has no versions
+		s.write(t, path, map[string]any{"token": value})
+		if m, err = source(t, root, path, "token").Read(t.Context()); err != nil || m.Version != "" || m.Fields["token"].Reveal() != value {
+			t.Errorf("%s in version 1: version %q, %v", path, m.Version, err)
+		}
+	}
+	_, err = source(t, root, "secret/openai", "").Read(t.Context())
+	fails(t, err, credential.ErrNoSecret, "data after the mount", s.RootToken)
 
 	// A version that deletes itself is used no longer than it lives.
 	s.write(t, "secret/metadata/brief", map[string]any{"delete_version_after": "90s"})
@@ -389,7 +394,7 @@ func TestConfiguration(t *testing.T) {
 		})
 	}
 	v := connect(t, tests[0].c)
-	for _, path := range []string{"", "secret/openai", "/secret/data/x", "v1/secret/data/x", "secret/data/", "/data/x", "secret/data/../../sys/seal", "secret/data/x?version=1", "secret/data/%2e%2e"} {
+	for _, path := range []string{"", "openai", "/secret/data/x", "v1/secret/data/x", "secret/data/", "/data/x", "secret/data/../../sys/seal", "secret/data/x?version=1", "secret/data/%2e%2e"} {
 		if _, err := v.Source(policy.VaultSource{Path: path}); err == nil || !strings.Contains(err.Error(), "vault path") {
 			t.Errorf("path %q: %v", path, err)
 		}
