@@ -42,6 +42,41 @@ type CredentialSource struct {
 	// Vault is HashiCorp Vault, or what speaks its API.
 	// Example: {path: secret/data/openai, field: token}
 	Vault *VaultSource `yaml:"vault"`
+	// Env names a variable of the daemon's environment, whose value is the field token. It is
+	// read when the daemon starts, and taken out of the environment of what it starts.
+	// Example: OPENAI_API_KEY
+	Env string `yaml:"env" json:",omitempty"`
+	// File is a file, whose content without a final newline is the field token; or a folder
+	// with a file for each field, as Kubernetes mounts a secret. Nobody else can read the
+	// files (0600). What is in them is used from the next request on.
+	// Example: /run/secrets/openai-api-key
+	File string `yaml:"file" json:",omitempty"`
+	// Command is a program and its arguments, run without a shell when a request needs the
+	// secret, and at most every 30 seconds. It prints one line, which is the field token, or an ExecCredential, as
+	// plugins of kubectl do, with the fields token, certificate and key. It is ended after 10 seconds.
+	// Example: [pass, show, openai-api-key]
+	Command []string `yaml:"command" json:",omitempty"`
+}
+
+// Embedded reports whether the secret is in the embedded store.
+func (s CredentialSource) Embedded() bool {
+	return s.Vault == nil && s.Env == "" && s.File == "" && len(s.Command) == 0
+}
+
+// String says where the secret is: "vault secret/data/openai". It names no argument of a
+// command.
+func (s CredentialSource) String() string {
+	switch {
+	case s.Vault != nil:
+		return "vault " + s.Vault.Path
+	case s.Env != "":
+		return "env " + s.Env
+	case s.File != "":
+		return "file " + s.File
+	case len(s.Command) > 0:
+		return "command " + s.Command[0]
+	}
+	return "embedded"
 }
 
 // VaultSource is a secret in Vault: one that is kept in a KV mount, or one that an engine

@@ -134,6 +134,9 @@ func (c *Config) resolve(dir string) {
 	if b := c.Policy.Bundle; b != nil {
 		paths = append(paths, &b.File, &b.Key, &b.Roots)
 	}
+	for i := range c.Credentials {
+		paths = append(paths, &c.Credentials[i].Source.File)
+	}
 	auth := &c.Vault.Auth
 	if role := auth.AppRole; role != nil {
 		paths = append(paths, &role.SecretIDFile)

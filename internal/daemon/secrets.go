@@ -13,6 +13,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/exchange"
+	"sallyport/gateway/credential/host"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
@@ -52,14 +53,19 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 		}
 	}
 	for _, c := range cfg.Credentials {
-		if c.Source.Vault == nil {
+		switch s := c.Source; {
+		case s.Env != "":
+			sources[c.Name] = host.NewEnv(s.Env)
+		case s.File != "":
+			sources[c.Name] = host.NewFile(s.File)
+		case len(s.Command) > 0:
+			sources[c.Name] = host.NewCommand(s.Command)
+		case s.Vault == nil:
 			sources[c.Name] = d.store.Source(c.Name)
-			continue
-		}
-		if c.Source.Vault.Makes() {
-			sources[c.Name], err = d.leases.engine(server, c.Name, *c.Source.Vault)
-		} else {
-			sources[c.Name], err = server.Source(*c.Source.Vault)
+		case s.Vault.Makes():
+			sources[c.Name], err = d.leases.engine(server, c.Name, *s.Vault)
+		default:
+			sources[c.Name], err = server.Source(*s.Vault)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
@@ -69,7 +75,7 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 		if c.Exchange == nil {
 			continue
 		}
-		x, err := exchange.New(exchange.Options{Credential: c.Name, Secret: sources[c.Name], Exchange: *c.Exchange, Keeper: d.logins, Embedded: c.Source.Vault == nil})
+		x, err := exchange.New(exchange.Options{Credential: c.Name, Secret: sources[c.Name], Exchange: *c.Exchange, Keeper: d.logins, Embedded: c.Source.Embedded()})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -122,7 +128,7 @@ func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]strin
 	all := map[string]string{}
 	for _, rule := range cfg.EgressAuth {
 		i := slices.IndexFunc(cfg.Credentials, func(c policy.Credential) bool {
-			return c.Name == rule.AuthRef && c.Source.Vault == nil && c.Exchange == nil
+			return c.Name == rule.AuthRef && c.Source.Embedded() && c.Exchange == nil
 		})
 		if i < 0 || all[rule.AuthRef] != "" {
 			continue
@@ -168,8 +174,8 @@ func (s secrets) revoke(name string) {
 // never be used.
 func (s secrets) writable(name string) error {
 	for _, c := range s.d.credentials() {
-		if c.Name == name && c.Source.Vault != nil {
-			return fmt.Errorf("%w: %s is in Vault at %s: change it there", api.ErrElsewhere, name, c.Source.Vault.Path)
+		if c.Name == name && !c.Source.Embedded() {
+			return fmt.Errorf("%w: %s comes from %s: change it there", api.ErrElsewhere, name, c.Source)
 		}
 	}
 	return nil
@@ -189,7 +195,7 @@ func (s secrets) List() ([]api.Secret, error) {
 	short := s.d.short(context.Background(), s.d.inForce.Load())
 	elsewhere := map[string]bool{} // whose replaced refresh tokens are kept here
 	for _, c := range s.d.credentials() {
-		elsewhere[c.Name] = c.Source.Vault != nil
+		elsewhere[c.Name] = !c.Source.Embedded()
 	}
 	for _, e := range kept {
 		if elsewhere[e.Name] {
@@ -200,8 +206,8 @@ func (s secrets) List() ([]api.Secret, error) {
 	}
 	for _, c := range s.d.credentials() {
 		switch {
-		case c.Source.Vault != nil:
-			list = append(list, api.Secret{Name: c.Name, Source: "vault " + c.Source.Vault.Path, Leases: leases[c.Name]})
+		case !c.Source.Embedded():
+			list = append(list, api.Secret{Name: c.Name, Source: c.Source.String(), Leases: leases[c.Name]})
 		case !known[c.Name]:
 			list = append(list, api.Secret{Name: c.Name, Source: "embedded", Error: "not set: `sallyport secret set " + c.Name + "`"})
 		}

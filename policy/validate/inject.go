@@ -2,6 +2,7 @@ package validate
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -35,6 +36,7 @@ func (v *validator) credential(path string, c policy.Credential) {
 	}
 	v.exchange(path+".exchange", c.Exchange)
 	v.placeholder(path+".placeholder", c)
+	v.source(path+".source", c.Source)
 	if vault := c.Source.Vault; vault != nil {
 		at := path + ".source.vault"
 		switch {
@@ -47,6 +49,42 @@ func (v *validator) credential(path string, c policy.Credential) {
 		case c.Exchange != nil && vault.Makes():
 			v.say(policy.BadCredential, path+".exchange", fmt.Sprintf("needs a secret that is the same for all sandboxes, and %q is made for each", vault.Path), "remove it, or keep the secret in a KV mount")
 		}
+	}
+}
+
+// maxArgs and maxArg bound CredentialSource.Command, the latter in bytes.
+const (
+	maxArgs = 64
+	maxArg  = 4096
+)
+
+// variableForm is that of variables of an environment.
+var variableForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+func (v *validator) source(path string, s policy.CredentialSource) {
+	var given []string
+	for _, key := range []struct {
+		name string
+		set  bool
+	}{{"vault", s.Vault != nil}, {"env", s.Env != ""}, {"file", s.File != ""}, {"command", s.Command != nil}} {
+		if key.set {
+			given = append(given, key.name)
+		}
+	}
+	if len(given) > 1 {
+		v.say(policy.BadCredential, path, "has "+strings.Join(given, " and "), "keep one of them")
+	}
+	if s.Env != "" && !variableForm.MatchString(s.Env) {
+		v.say(policy.BadCredential, path+".env", fmt.Sprintf("%q is not a variable's name", s.Env), "write the name without $ and value, as OPENAI_API_KEY")
+	}
+	if strings.ContainsRune(s.File, 0) {
+		v.say(policy.BadCredential, path+".file", "is not a path", "write one as /run/secrets/openai-api-key")
+	}
+	if s.Command == nil {
+		return
+	}
+	if len(s.Command) == 0 || len(s.Command) > maxArgs || s.Command[0] == "" || slices.ContainsFunc(s.Command, func(arg string) bool { return len(arg) > maxArg || strings.ContainsRune(arg, 0) }) {
+		v.say(policy.BadCredential, path+".command", "is not a program with its arguments", "write a list as [pass, show, openai-api-key]")
 	}
 }
 

@@ -25,7 +25,7 @@ type fence struct {
 
 var fences = []fence{
 	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{
-		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault", "sallyport/gateway/credential/exchange",
+		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault", "sallyport/gateway/credential/host", "sallyport/gateway/credential/exchange",
 		"sallyport/internal/seal", "sallyport/audit/sink", "sallyport/sandbox", "github.com/hashicorp/vault", "filippo.io/age", "github.com/moby/moby", "github.com/cilium/ebpf",
 	}, why: "the privilege boundary: the worker parses what sandboxes and upstreams send, so secrets' stores, the authorities' keys, the engine and the datapath are the supervisor's"},
 	{from: []string{"gateway/supervisor"}, to: []string{"sallyport/gateway/worker"}, why: "the supervisor runs none of the worker's code"},
@@ -72,7 +72,7 @@ var homes = map[string][]string{
 	"sallyport/internal/daemon":           {"cmd/sallyport"},
 	"github.com/anishathalye/porcupine":   {"internal/test/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
-	"golang.org/x/crypto/ssh":             {"internal/ssh", "gateway/ssh", "policy/validate", "internal/e2e"},
+	"golang.org/x/crypto/ssh":             {"internal/ssh", "gateway/ssh", "policy/validate", "internal/e2e", "gateway/credential/vault"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 	"github.com/jackc/pgx":                {"gateway/postgres"}, // messages of the protocol
