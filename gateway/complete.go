@@ -95,8 +95,8 @@ func (q *request) recordCompletion() {
 		c.SeverityID, c.Action, c.Disposition = audit.SeverityHigh, audit.ActionDenied, audit.DispositionBlocked
 		s.Found = append(s.Found, audit.CredentialUse{Name: stolen.Credential})
 	}
-	if q.renewal.said != "" {
-		c.Message = strings.TrimPrefix(c.Message+"; "+q.renewal.said, "; ")
+	if q.said != "" {
+		c.Message = strings.TrimPrefix(c.Message+"; "+q.said, "; ")
 	}
 	if len(q.lost) > 0 {
 		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")

@@ -24,6 +24,7 @@ type injection struct {
 	// certificate is shown in the TLS handshake, nil for none.
 	certificate *tls.Certificate
 	renewal     renewal
+	said        string // what the completion tells of them
 }
 
 // inject turns the sandbox's request into the one that leaves, with the credentials that

@@ -23,7 +23,6 @@ type renewal struct {
 	header http.Header           // of the request before the first of them
 	url    *url.URL
 	kept   carriers // of it
-	said   string   // for the completion
 }
 
 // note keeps what a request was before a lease that can be had anew is put in.
@@ -52,10 +51,10 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	for i, l := range n.leased {
 		refused[i] = fmt.Sprintf("%s (version %s)", l.Name, l.Version)
 	}
-	q.renewal.said = "the upstream did not take the credential " + strings.Join(refused, ", ") + clocks(resp)
+	q.said = "the upstream did not take the credential " + strings.Join(refused, ", ") + clocks(resp)
 	again := q.repeated(r, n)
 	if again == nil {
-		q.renewal.said += "; another is asked for, and the request is not one to repeat"
+		q.said += "; another is asked for, and the request is not one to repeat"
 		to, broker := q.binding(), q.gateway.broker
 		q.gateway.work.Go(func() {
 			for _, l := range n.leased {
@@ -68,14 +67,14 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	for _, l := range n.leased {
 		other, err := q.gateway.broker.Refresh(r.Context(), l.Name, q.binding(), l.Version)
 		if err != nil {
-			q.renewal.said += "; there is no other"
+			q.said += "; there is no other"
 			q.gateway.logger.Warn("a credential that an upstream did not take could not be had anew", "credential", l.Name, "error", err)
 			return nil
 		}
 		changed = changed || other
 	}
 	if !changed {
-		q.renewal.said += "; there is no other yet"
+		q.said += "; there is no other yet"
 		return nil
 	}
 	used := slices.Clone(q.used)
@@ -85,12 +84,12 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	}
 	if err != nil {
 		q.used = used
-		q.renewal.said += "; another could not be leased"
+		q.said += "; another could not be leased"
 		q.gateway.logger.Warn("a credential that an upstream did not take could not be leased anew", "sandbox", q.identity.Name, "error", err)
 		return nil
 	}
 	q.renewal.leased = nil
-	q.renewal.said += "; the request was sent again with another version"
+	q.said += "; the request was sent again with another version"
 	return again
 }
 

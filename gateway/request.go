@@ -72,6 +72,9 @@ func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.R
 		}
 		turn.End()
 		if refused == nil {
+			if resp := q.answerToken(r); resp != nil {
+				return resp, nil
+			}
 			refused = q.inject(r)
 		}
 		if refused != nil {

@@ -3,7 +3,7 @@ package policy
 import "net/textproto"
 
 // InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query, cookie, clientCertificate, placeholder, ssh, postgres and redis"
+const InjectKinds = "header, basic, query, cookie, clientCertificate, placeholder, tokenEndpoint, ssh, postgres and redis"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -33,6 +33,11 @@ type Inject struct {
 	// and in the headers and query keys that credentials travel in, and is removed there.
 	// Example: [header]
 	Placeholder []string `yaml:"placeholder" json:"placeholder,omitempty"`
+	// TokenEndpoint has the gateway answer in the place of the endpoint at which a
+	// program in the sandbox renews its login: the program gets its placeholder, and
+	// nothing leaves.
+	// Example: true
+	TokenEndpoint bool `yaml:"tokenEndpoint" json:"tokenEndpoint,omitempty"`
 	// SSH logs in to an SSH server.
 	// Example: {user: git, hostKeys: ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"]}
 	SSH *SSHInject `yaml:"ssh" json:"ssh,omitempty"`

@@ -30,6 +30,9 @@ func kindOf(i policy.Inject) (k kind, err error) {
 	if p := i.Protocol(); p.IsLogin() {
 		return nil, fmt.Errorf("inject logs in over %s, and goes into no request", p)
 	}
+	if i.TokenEndpoint {
+		return nil, errors.New("inject.tokenEndpoint is answered by the gateway, and gives the credential to nobody")
+	}
 	given := 0
 	take := func(other kind) { k, given = other, given+1 }
 	if i.Header != nil {
@@ -115,7 +118,7 @@ func Short(i policy.Inject, fields map[string]Secret) []string {
 // in the place where an injection puts the credential.
 func Own(i policy.Inject, r *http.Request) bool {
 	k, err := kindOf(i)
-	return err != nil || k.own(r)
+	return !i.TokenEndpoint && (err != nil || k.own(r))
 }
 
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {

@@ -200,10 +200,19 @@ func (v *validator) aws(path string, a *policy.AWSExchange) {
 	v.endpoint(path+".url", a.URL)
 }
 
-// exchanged checks that a rule can inject what its credential is exchanged for.
-func (v *validator) exchanged(path, name string, in *policy.Inject) {
-	i := slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == name })
-	if i >= 0 && in == nil && v.doc.Credentials[i].Exchange != nil && v.doc.Credentials[i].Exchange.AWS != nil {
-		v.say(policy.BadInject, path, fmt.Sprintf("injects the credential %q as a bearer token, and it is exchanged for keys of AWS", name), "say where they go with inject:")
+// exchanged checks that a rule can give what its credential is exchanged for.
+func (v *validator) exchanged(path string, e policy.EgressAuthRule) {
+	i := slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == e.AuthRef })
+	if i < 0 {
+		return
+	}
+	c := v.doc.Credentials[i]
+	switch {
+	case e.Inject == nil && c.Exchange != nil && c.Exchange.AWS != nil:
+		v.say(policy.BadInject, path, fmt.Sprintf("injects the credential %q as a bearer token, and it is exchanged for keys of AWS", c.Name), "say where they go with inject:")
+	case e.Inject != nil && e.Inject.TokenEndpoint && len(e.Paths) == 0:
+		v.say(policy.BadInject, path+".inject.tokenEndpoint", "answers all requests to the destination", "write paths: [/oauth/token], as the program's endpoint has it")
+	case e.Inject != nil && e.Inject.TokenEndpoint && c.Placeholder == nil:
+		v.say(policy.BadInject, path+".inject.tokenEndpoint", fmt.Sprintf("has no placeholder of the credential %q to answer with", c.Name), "write placeholder: {env: NAME, like: how a token begins} in the credential")
 	}
 }

@@ -99,9 +99,15 @@ func TestExchange(t *testing.T) {
 	if got := c.Credentials[0].Exchange.JWT.Claims; !reflect.DeepEqual(got, want) {
 		t.Errorf("claims are %#v, want %#v", got, want)
 	}
+	if _, err := config.Parse("sallyport.yaml", []byte("egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], inject: {tokenEndpoint: true}}]\ncredentials: [{name: k, placeholder: {env: K}}]")); err != nil {
+		t.Error(err)
+	}
 	for name, yaml := range map[string]string{
-		"a bearer token of AWS": "egressAuth: [{destination: a.example.com, authRef: k}]\ncredentials: [{name: k, exchange: {aws: {roleARN: 'arn:aws:iam::123456789012:role/a', region: eu-central-1}}}]",
-		"a proxy's login":       "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com', proxyAuthRef: k}}]\ncredentials: [{name: k, exchange: {jwt: {algorithm: ES256}}}]",
+		"a bearer token of AWS":               "egressAuth: [{destination: a.example.com, authRef: k}]\ncredentials: [{name: k, exchange: {aws: {roleARN: 'arn:aws:iam::123456789012:role/a', region: eu-central-1}}}]",
+		"a token endpoint for all paths":      "egressAuth: [{destination: a.example.com, authRef: k, inject: {tokenEndpoint: true}}]\ncredentials: [{name: k, placeholder: {env: K}}]",
+		"a token endpoint and no placeholder": "egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], inject: {tokenEndpoint: true}}]\ncredentials: [{name: k}]",
+		"a token endpoint and a header":       "egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], inject: {tokenEndpoint: true, header: {name: A, value: '{{ .token }}'}}}]\ncredentials: [{name: k, placeholder: {env: K}}]",
+		"a proxy's login":                     "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com', proxyAuthRef: k}}]\ncredentials: [{name: k, exchange: {jwt: {algorithm: ES256}}}]",
 	} {
 		if _, err := config.Parse("sallyport.yaml", []byte(yaml)); err == nil {
 			t.Errorf("%s is taken", name)

@@ -142,6 +142,9 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		given++
 		v.places(path+".placeholder", in.Placeholder)
 	}
+	if in.TokenEndpoint {
+		given++
+	}
 	given += v.logins(path, in)
 	if given != 1 {
 		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)

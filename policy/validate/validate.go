@@ -154,7 +154,7 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	v.body(path+".body", e.Body, policy.Allow)
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
-	v.exchanged(path, e.AuthRef, e.Inject)
+	v.exchanged(path, e)
 	if e.Cookies != "" && e.Cookies != policy.PassCookies {
 		v.fail(path+".cookies", fmt.Sprintf("is %q", e.Cookies), "write pass, or leave it out so that cookies are removed")
 	}

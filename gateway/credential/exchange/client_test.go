@@ -80,7 +80,7 @@ func TestSecretGoesNowhereElse(t *testing.T) {
 	redirects, roots := endpoint(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 	})
-	good, goodRoots := endpoint(t, answers)
+	good, goodRoots := endpoint(t, answers, "auth.example.com")
 	for name, tt := range map[string]struct{ url, roots, want string }{
 		"redirect":    {redirects.URL, roots, "redirect"},
 		"not trusted": {good.URL, roots, "roots of the exchange"},
@@ -93,7 +93,9 @@ func TestSecretGoesNowhereElse(t *testing.T) {
 			}
 		})
 	}
-	e := policy.Exchange{OAuth2: &policy.OAuth2Exchange{TokenURL: good.URL, ClientID: "agent", Roots: goodRoots}}
+	// By its name: Go goes to no proxy for an address of loopback.
+	exchange.DialTo(t, good.Listener.Addr().String())
+	e := policy.Exchange{OAuth2: &policy.OAuth2Exchange{TokenURL: "https://auth.example.com/token", ClientID: "agent", Roots: goodRoots}}
 	got, m := read(t, source(t, e, fixed{"clientSecret": "a-long-lived-client-secret"}))
 	if got["token"] != "short-lived" || time.Until(m.Expires) > time.Hour || time.Until(m.Expires) < 59*time.Minute {
 		t.Errorf("got %v until %v", got, m.Expires)

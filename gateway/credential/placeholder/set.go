@@ -119,6 +119,19 @@ func (s *Set) Is(text string) (credential string, is bool) {
 	return m.held.Credential, true
 }
 
+// Text returns the newest placeholder of a credential, "" for none.
+func (s *Set) Text(credential string) (text string) {
+	if s == nil {
+		return ""
+	}
+	for _, h := range s.held {
+		if h.Credential == credential {
+			text = h.Text
+		}
+	}
+	return text
+}
+
 // OfName returns the credential whose placeholder's random part is in the name of a host,
 // whatever the letters' case; "" for none.
 func (s *Set) OfName(host string) string {
