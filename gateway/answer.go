@@ -155,7 +155,7 @@ func explain(err error) string {
 	case errors.Is(err, decode.ErrMemory):
 		return decode.ErrMemory.Error()
 	}
-	for _, known := range []error{errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed, errExpired, wire.ErrImpostor, wire.ErrRefused, wire.ErrNoTLS, wire.ErrProtocol} {
+	for _, known := range []error{errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed, errExpired, wire.ErrImpostor, wire.ErrRefused, wire.ErrSecret, wire.ErrNoTLS, wire.ErrProtocol} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -367,11 +367,12 @@ func (s *Supervisor) Stop(within time.Duration) error {
 
 func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
 	return map[ipc.Method]ipc.Handler{
-		workerapi.MethodLease:  ipc.Handle(s.leases.lease),
-		workerapi.MethodLogin:  ipc.Handle(s.leases.login),
-		workerapi.MethodSign:   ipc.Handle(s.sign),
-		workerapi.MethodAssign: ipc.Handle(s.assign),
-		workerapi.MethodName:   ipc.Handle(s.name),
+		workerapi.MethodLease:   ipc.Handle(s.leases.lease),
+		workerapi.MethodLogin:   ipc.Handle(s.leases.login),
+		workerapi.MethodSign:    ipc.Handle(s.sign),
+		workerapi.MethodCertify: ipc.Handle(s.certify),
+		workerapi.MethodAssign:  ipc.Handle(s.assign),
+		workerapi.MethodName:    ipc.Handle(s.name),
 		workerapi.MethodLocal: ipc.Handle(func(context.Context, ipc.None) (workerapi.LocalReply, error) {
 			return workerapi.LocalReply{Prefixes: s.o.Local()}, nil
 		}),
@@ -413,6 +414,11 @@ func (s *Supervisor) sign(_ context.Context, c workerapi.SignRequest) (workerapi
 	}
 	chain, err := s.o.Authority.Sign(c.Sandbox, c.Name, public)
 	return workerapi.SignReply{Chain: chain}, err
+}
+
+func (s *Supervisor) certify(_ context.Context, c workerapi.CertifyRequest) (workerapi.CertifyReply, error) {
+	cert, err := s.o.Authority.Certify(c.Sandbox, c.Name, c.Public)
+	return workerapi.CertifyReply{Certificate: cert}, err
 }
 
 // errNotRunning refuses names of sandboxes that do not run: a worker could fill the disk

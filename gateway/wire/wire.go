@@ -28,6 +28,8 @@ var (
 	ErrRefused = errors.New("the server refused the login")
 	// ErrNoTLS says that the server has no TLS, without which nobody logs in.
 	ErrNoTLS = errors.New("the server does not offer TLS, which a login needs")
+	// ErrSecret says that the credential's secret is not what the login needs.
+	ErrSecret = errors.New("the credential's secret cannot log in")
 	// ErrProtocol says that the server does not speak the protocol as it should.
 	ErrProtocol = errors.New("the server's answer could not be read")
 )

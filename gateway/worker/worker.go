@@ -29,6 +29,7 @@ import (
 	"sallyport/gateway/postgres"
 	"sallyport/gateway/redis"
 	"sallyport/gateway/resolver"
+	"sallyport/gateway/ssh"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/wire"
 	"sallyport/gateway/workerapi"
@@ -167,6 +168,10 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 	w.broker = newBroker(w.peer, w.engine.Bound, w.engine.AllowsShort, w.engine.PerSandbox)
 	w.approvals = newApprovalClient(w.peer)
 	w.leaves = mitm.NewLeaves(w.sign, time.Now)
+	hostKeys, err := ssh.NewHostKeys(w.certify)
+	if err != nil {
+		return jail.State{}, err
+	}
 	w.names = newNameCache(w.peer)
 	w.upstreams = upstream.New(upstream.Options{Local: w.local, Logins: w.broker, Logger: w.logger})
 	w.dns = resolver.NewServer(resolver.Options{
@@ -176,6 +181,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: recorder{w.audit, &w.held},
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
 		Handlers: map[policy.Protocol]wire.Handler{
+			policy.ProtocolSSH:      &ssh.Handler{HostKeys: hostKeys, Logger: w.logger},
 			policy.ProtocolPostgres: postgres.NewHandler(w.logger),
 			policy.ProtocolRedis:    redis.NewHandler(w.logger),
 		},
@@ -434,6 +440,13 @@ func (w *Worker) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byte
 	var got workerapi.SignReply
 	err = w.peer.Call(w.ctx, workerapi.MethodSign, workerapi.SignRequest{Sandbox: sandboxID, Name: name, Public: point}, &got)
 	return got.Chain, err
+}
+
+// certify has the supervisor certify the key that the worker shows to SSH clients.
+func (w *Worker) certify(sandboxID, host string, public []byte) ([]byte, error) {
+	var got workerapi.CertifyReply
+	err := w.peer.Call(w.ctx, workerapi.MethodCertify, workerapi.CertifyRequest{Sandbox: sandboxID, Name: host, Public: public}, &got)
+	return got.Certificate, err
 }
 
 // local asks for this host's addresses, for each connection. Without an answer every

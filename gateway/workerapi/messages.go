@@ -112,6 +112,15 @@ type SignRequest struct {
 // SignReply is the chain in DER, the leaf first, without the root.
 type SignReply struct{ Chain [][]byte }
 
+// CertifyRequest asks for a certificate of OpenSSH for a host that is shown to one sandbox.
+type CertifyRequest struct {
+	Sandbox, Name string
+	Public        []byte // in the form of RFC 4253, section 6.6
+}
+
+// CertifyReply is the certificate, in that form.
+type CertifyReply struct{ Certificate []byte }
+
 // NameRequest asks for the synthetic address of a name, or for the name of an
 // address.
 type NameRequest struct {

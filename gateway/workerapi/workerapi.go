@@ -49,6 +49,7 @@ const (
 	MethodWake
 	MethodLoopback
 	MethodDial
+	MethodCertify
 )
 
 // Bounds of one message, in bytes.

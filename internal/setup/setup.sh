@@ -93,6 +93,7 @@ wanted() {
 		done
 		set -- "$1" /usr/lib/postgresql/*/bin/initdb
 		[ -e "$2" ] || echo postgresql
+		[ -e /usr/sbin/sshd ] || echo openssh-server
 		command -v npm >/dev/null || echo npm # Node's own packages bring it
 		;;
 	esac
@@ -148,6 +149,11 @@ install_packages() {
 	case " $missing" in *" postgresql "*)
 		units="$units postgresql.service"
 		services="$services postgresql"
+		;;
+	esac
+	case " $missing" in *" openssh-server "*)
+		units="$units ssh.service"
+		services="$services ssh"
 		;;
 	esac
 	# shellcheck disable=SC2086 # a list of words

@@ -1,6 +1,6 @@
 // Package trust makes a certificate authority trusted by the programs of an image:
-// PEM bundles, folders that OpenSSL reads, Java key stores, browsers' policies and NSS
-// databases. It reads and plans writes by [Files], and runs nothing of the image, whose
+// PEM bundles, folders that OpenSSL reads, Java key stores, browsers' policies, NSS
+// databases and OpenSSH's known hosts. It reads and plans writes by [Files], and runs nothing of the image, whose
 // files it takes for hostile: it allocates nothing in proportion to what they claim.
 package trust
 
@@ -141,6 +141,9 @@ func (r *Root) Plant(ctx context.Context, f Files, log *slog.Logger) error {
 		return err
 	}
 	if err := r.hash(ctx, f); err != nil {
+		return err
+	}
+	if err := r.hosts(ctx, f); err != nil {
 		return err
 	}
 	left, err := r.browser(ctx, f)
