@@ -19,6 +19,7 @@ import (
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/tcp"
+	"sallyport/gateway/wire"
 	"sallyport/policy"
 )
 
@@ -223,6 +224,9 @@ func (g *Gateway) deny(c *connection, d policy.Decision) {
 // tell answers each request on a connection with a, or closes it.
 func (g *Gateway) tell(c *connection, a *answer.Answer) {
 	if c.protocol.IsOther() {
+		if h, ok := g.handlers[c.protocol].(wire.Refuser); ok {
+			h.Tell(spoken{c}, a.Reason+" (decision "+a.Decision+")")
+		}
 		_ = c.Close()
 		return
 	}

@@ -250,11 +250,19 @@ func databaseDenials(t *testing.T, e *databaseEnv) {
 			t.Errorf("%s: %v %s", options, err, out)
 		}
 	}
+	e.refused.Store(true)
+	defer e.refused.Store(false)
+	if out, err := e.psql(e.port[databaseHost], "dbname=app sslmode=disable", "-c", "select 1"); err == nil || !strings.Contains(out, "FATAL:  sallyport: no rule allows this (decision ") {
+		t.Errorf("the connection is denied: %v %s", err, out)
+	}
+	if out, _ := e.redisCLI("ping"); !strings.Contains(out, "sallyport: no rule allows this (decision ") {
+		t.Errorf("the connection is denied: %s", out)
+	}
 	if e.dials() > 0 {
 		t.Error("something was dialled")
 	}
 	decisions, completions := e.settled(t)
-	if len(decisions) != 4 || len(completions) != 0 {
+	if len(decisions) != 6 || len(completions) != 0 {
 		t.Errorf("%d decisions, %d completions", len(decisions), len(completions))
 	}
 }

@@ -105,6 +105,14 @@ func (h *Handler) Serve(ctx context.Context, c wire.Conn) {
 	}
 }
 
+// Tell implements wire.Refuser.
+func (h *Handler) Tell(c wire.Conn, reason string) {
+	_ = c.SetDeadline(time.Now().Add(c.HandshakeTimeout()))
+	if client, opening, err := accept(c); err == nil && opening.Cancel == nil {
+		_ = Refuse(client, &Refusal{CodeDenied, prefix + reason})
+	}
+}
+
 func accept(c wire.Conn) (net.Conn, *Opening, error) {
 	secure := func(net.Conn) (net.Conn, error) { return c.Secure("postgresql") }
 	if !c.InTLS() {

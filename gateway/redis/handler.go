@@ -62,6 +62,12 @@ func (h *Handler) Serve(ctx context.Context, c wire.Conn) {
 	}
 }
 
+// Tell implements wire.Refuser.
+func (h *Handler) Tell(c wire.Conn, reason string) {
+	_ = c.SetDeadline(time.Now().Add(c.HandshakeTimeout()))
+	_ = Refuse(c, reason)
+}
+
 // session carries one, and tells whether the client may still be told of its end. sent is
 // the error of the client's commands.
 func (h *Handler) session(c wire.Conn, g wire.Grant, client net.Conn) (whole bool, sent, err error) {

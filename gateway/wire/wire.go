@@ -41,6 +41,12 @@ type Handler interface {
 	Serve(ctx context.Context, c Conn)
 }
 
+// Refuser is a Handler that can tell a client why its connection is not carried at all.
+type Refuser interface {
+	// Tell says so on a connection of which no more is carried. The gateway closes it.
+	Tell(c Conn, reason string)
+}
+
 // Conn is a connection of a sandbox that an egressAuth rule logs in for. What has been read
 // of it already is read again.
 type Conn interface {
