@@ -14,6 +14,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -46,6 +47,7 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 	for name, tt := range map[string]struct {
 		method, body string
 		buffered     bool
+		held         bool // the sandbox sends its placeholder
 		forever      bool
 		accepts      string // the token that is taken; empty: none
 		status       int
@@ -56,6 +58,7 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 		"one that is idempotent":      {method: "DELETE", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
 		"with a body in memory":       {method: "PUT", body: `{"a":1}`, buffered: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
 		"with a body that has gone":   {method: "PUT", body: `{"a":1}`, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"where a placeholder stood":   {method: "GET", held: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
 		"a method that does things":   {method: "POST", body: `{"a":1}`, buffered: true, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
 		"one that no token helps":     {method: "GET", status: 401, tokens: []string{"1", "2"}, said: "sent again"},
 		"a secret that has no end":    {method: "GET", forever: true, accepts: "2", status: 401, tokens: []string{"1"}},
@@ -67,20 +70,38 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 			if tt.buffered {
 				options = append(options, func(o *gateway.Options) { o.Decider = whole{o.Decider.(*env)} })
 			}
+			held := placeholder.Derive([]byte("a key"), "sb-1", "tokens", policy.Shape{Prefix: "sallyport:tokens:", Alphabet: "0123456789abcdef", Length: 40})
+			decide := inject("tokens")
+			if tt.held {
+				options = append(options, func(o *gateway.Options) {
+					o.Placeholders = func(string) *placeholder.Set { return placeholder.New([]placeholder.Held{held}) }
+				})
+				decide = func(in policy.Input) policy.Decision {
+					d := inject("tokens")(in)
+					for i := range d.Inject {
+						d.Inject[i].Inject = policy.Inject{Placeholder: []string{policy.PlaceHeader}}
+					}
+					return d
+				}
+			}
 			l := newEnv(t, options...)
-			l.policy(inject("tokens"))
+			l.policy(decide)
 			from := &issuer{forever: tt.forever}
 			l.secrets(map[string]credential.Source{"tokens": from})
 			l.name("api.example.test")
 			shown := make(chan string, 9)
 			l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
 				body, _ := io.ReadAll(r.Body)
-				if string(body) != tt.body || r.Header.Get("X-Mine") != "1" || len(r.Header["Authorization"]) != 1 || r.URL.RawQuery != "q=1" {
+				place := "Authorization"
+				if tt.held {
+					place = "X-Note"
+				}
+				if string(body) != tt.body || r.Header.Get("X-Mine") != "1" || len(r.Header[place]) != 1 || r.URL.RawQuery != "q=1" {
 					t.Errorf("got %s %v with %q", r.URL, r.Header, body)
 				}
-				got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer short-lived-token-")
+				got, ok := strings.CutPrefix(r.Header.Get(place), "Bearer short-lived-token-")
 				if !ok {
-					t.Errorf("Authorization %q", r.Header.Get("Authorization"))
+					t.Errorf("%s %q", place, r.Header.Get(place))
 				}
 				shown <- got
 				if got != tt.accepts {
@@ -92,6 +113,9 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 			must.OK(t, err)
 			r.Header.Set("X-Mine", "1")
 			r.Header.Set("Content-Type", "application/json")
+			if tt.held {
+				r.Header.Set("X-Note", "Bearer "+held.Text)
+			}
 			resp, err := l.client().Do(r)
 			must.OK(t, err)
 			text(t, resp)

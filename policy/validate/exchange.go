@@ -13,6 +13,9 @@ import (
 	"sallyport/policy"
 )
 
+// storable are the names of secrets in the embedded store.
+var storable = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
 // exchange checks what a credential's secret is exchanged for.
 func (v *validator) exchange(path string, e *policy.Exchange) {
 	if e == nil {

@@ -35,6 +35,9 @@ func (v *validator) credential(path string, c policy.Credential) {
 		}
 	}
 	v.exchange(path+".exchange", c.Exchange)
+	if x := c.Exchange; x != nil && x.OAuth2 != nil && x.OAuth2.Grant == policy.GrantRefreshToken && !storable.MatchString(c.Name) {
+		v.bad(path+".name", fmt.Sprintf("%q is not a name in the embedded store, which keeps the refresh tokens that come in place of others", c.Name), "write up to 64 letters, digits, '-', '_' and '.', and begin with a letter or digit")
+	}
 	v.placeholder(path+".placeholder", c)
 	v.source(path+".source", c.Source)
 	if vault := c.Source.Vault; vault != nil {
