@@ -123,7 +123,7 @@ func TestSecretBeforeTheDaemon(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "key is set") {
 		t.Fatalf("got %d, %q, %v", status, out, err)
 	}
-	if _, status, err := run(t, value, "secret", "set", "away", "--config", file); status != 1 || !strings.Contains(err.Error(), "in Vault") {
+	if _, status, err := run(t, value, "secret", "set", "away", "--config", file); status != 1 || !strings.Contains(err.Error(), "comes from vault secret/data/a") {
 		t.Errorf("one of Vault's: got %d, %v", status, err)
 	}
 	if _, status, err := run(t, "\n", "secret", "set", "key", "--config", file); status != 1 || !strings.Contains(err.Error(), "empty") {

@@ -2,13 +2,16 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -24,7 +27,7 @@ import (
 const maxSecret = 64 << 10
 
 func newSecret(g *cli.Globals) *cobra.Command {
-	return cli.Group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
+	return cli.Group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretHistory(g), newSecretRemove(g))
 }
 
 func newSecretSet(g *cli.Globals) *cobra.Command {
@@ -121,6 +124,19 @@ func newSecretList(g *cli.Globals) *cobra.Command {
 			state += ", " + cli.Many(s.Leases, "lease", "leases")
 		}
 		return strings.Join([]string{s.Name, s.Source, s.Version, cli.Day(s.Updated, "-"), state}, "\t")
+	})
+}
+
+func newSecretHistory(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "history NAME", Short: "Show who set or removed a secret of the embedded store when; never values", Args: cli.Exactly("NAME")}
+	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]api.SecretChange, error) {
+		return api.SecretHistory.Do(ctx, d, client.None{}, args[0])
+	}, "VERSION\tTIME\tBY\tCHANGE", func(s api.SecretChange) string {
+		did := "set"
+		if s.Removed {
+			did = "removed"
+		}
+		return strings.Join([]string{strconv.FormatUint(s.Version, 10), s.Time.Local().Format(time.DateTime), cmp.Or(s.By, "-"), did}, "\t")
 	})
 }
 

@@ -149,6 +149,14 @@ func (s secrets) Set(_ context.Context, name string, fields map[string]credentia
 
 func (s secrets) Delete(_ context.Context, name string) error { return s.store.Delete(name) }
 
+func (s secrets) History(name string) (list []api.SecretChange, err error) {
+	past, err := s.store.History(name)
+	for _, c := range past {
+		list = append(list, api.SecretChange(c))
+	}
+	return list, err
+}
+
 func (s secrets) List() (list []api.Secret, err error) {
 	kept, err := s.store.List()
 	for _, e := range kept {

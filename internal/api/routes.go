@@ -102,6 +102,8 @@ func (h *handler) routes() []route {
 
 		{method: get, pattern: "/v1/secrets", id: "listSecrets", serve: pages(h, func(s Secret) string { return s.Name + "\x00" + s.Source }, h.secrets), scope: ScopeSecrets, paged: true,
 			summary: "Credentials and where their secrets live; never values", out: "200 []Secret A page of them by name"},
+		{method: get, pattern: "/v1/secrets/{name}/history", id: "secretHistory", serve: call(h, http.StatusOK, h.secretHistory), scope: ScopeSecrets,
+			summary: "The last 100 changes of a secret of the embedded store, the newest last: versions, times and operators", out: "200 []SecretChange The changes"},
 		{method: put, pattern: "/v1/secrets/{name}", id: "setSecret", serve: call(h, http.StatusOK, h.setSecret), scope: ScopeSecrets,
 			summary: "Set the fields of a secret", in: "SecretFields", out: "204 - Done"},
 		{method: del, pattern: "/v1/secrets/{name}", id: "removeSecret", serve: call(h, http.StatusOK, h.deleteSecret), scope: ScopeSecrets,

@@ -34,6 +34,7 @@ POST /v1/limits/{name}/reset             policy  host
 GET /v1/approvals                        read    tenant
 POST /v1/approvals/{id}                  approve tenant
 GET /v1/secrets                          secrets host
+GET /v1/secrets/{name}/history           secrets host
 PUT /v1/secrets/{name}                   secrets host
 DELETE /v1/secrets/{name}                secrets host
 GET /v1/keys                             admin   host

@@ -13,6 +13,8 @@ type Secrets interface {
 	Set(ctx context.Context, name string, fields map[string]credential.Secret) error
 	Delete(ctx context.Context, name string) error
 	List() ([]Secret, error)
+	// History is of a secret of the embedded store, the newest change last.
+	History(name string) ([]SecretChange, error)
 }
 
 // Secret is what a listing shows of one.
@@ -24,6 +26,18 @@ type Secret struct {
 	// Leases is how many secrets an engine of Vault has made of it that live.
 	Leases int    `json:"leases,omitempty"`
 	Error  string `json:"error,omitempty"` // why it cannot be read now
+}
+
+// SecretChange is a version of a secret: when it was set or removed, and by whom.
+type SecretChange struct {
+	Version uint64    `json:"version"`
+	Time    time.Time `json:"time"`
+	By      string    `json:"by,omitempty"`
+	Removed bool      `json:"removed,omitempty"`
+}
+
+func (h *handler) secretHistory(r *http.Request, _ none) ([]SecretChange, error) {
+	return h.opt.Secrets.History(r.PathValue("name"))
 }
 
 func (h *handler) secrets(*http.Request) ([]Secret, error) { return h.opt.Secrets.List() }

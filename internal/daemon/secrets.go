@@ -102,7 +102,7 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 	if err := s.writable(name); err != nil {
 		return err
 	}
-	if _, err := s.d.store.Set(name, fields); err != nil {
+	if _, err := s.d.store.SetBy(audit.NameOf(ctx), name, fields); err != nil {
 		return err
 	}
 	s.revoke(name)
@@ -115,7 +115,7 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 	if err := s.writable(name); err != nil {
 		return err
 	}
-	if err := s.d.store.Delete(name); err != nil {
+	if err := s.d.store.DeleteBy(audit.NameOf(ctx), name); err != nil {
 		return err
 	}
 	s.revoke(name)
@@ -179,6 +179,19 @@ func (s secrets) writable(name string) error {
 		}
 	}
 	return nil
+}
+
+// History is that of a secret of the embedded store.
+func (s secrets) History(name string) ([]api.SecretChange, error) {
+	past, err := s.d.store.History(name)
+	if err != nil {
+		return nil, err
+	}
+	changes := make([]api.SecretChange, len(past))
+	for i, c := range past {
+		changes[i] = api.SecretChange(c)
+	}
+	return changes, nil
 }
 
 func (s secrets) List() ([]api.Secret, error) {

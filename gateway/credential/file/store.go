@@ -64,6 +64,17 @@ type Info struct {
 	Updated time.Time `json:"updated"`
 }
 
+// Change is a version of a secret: when it was set or removed, and by whom.
+type Change struct {
+	Version uint64    `json:"version"`
+	Time    time.Time `json:"time"`
+	By      string    `json:"by,omitempty"` // an operator's name; empty: not known, or the daemon
+	Removed bool      `json:"removed,omitempty"`
+}
+
+// maxHistory is how many changes of a secret are kept.
+const maxHistory = 100
+
 // record is the sealed content. A deleted secret keeps its record without
 // fields, so that a version never means two values.
 type record struct {
@@ -71,6 +82,7 @@ type record struct {
 	Version uint64            `json:"version"`
 	Updated time.Time         `json:"updated"`
 	Fields  map[string][]byte `json:"fields,omitempty"`
+	History []Change          `json:"history,omitempty"` // the newest last
 }
 
 // New opens the store in dataDir and makes its folder the first time.
@@ -90,7 +102,12 @@ func New(dataDir string, key *seal.Key) (*Store, error) {
 // After an error the earlier version stands. Values are stored as they are: the caller
 // removes the final newline of a terminal or a file.
 func (s *Store) Set(name string, fields map[string]credential.Secret) (uint64, error) {
-	return s.set(name, fields, func(*record) error { return nil })
+	return s.SetBy("", name, fields)
+}
+
+// SetBy is Set, by an operator whom the secret's history names.
+func (s *Store) SetBy(by, name string, fields map[string]credential.Secret) (uint64, error) {
+	return s.set(by, name, fields, func(*record) error { return nil })
 }
 
 // errNewer is of a version that is not the last any more.
@@ -99,7 +116,7 @@ var errNewer = errors.New("there is a newer version")
 // Replace is Set if version after, "" for none, is the newest. Otherwise it changes nothing
 // and returns false.
 func (s *Store) Replace(name, after string, fields map[string]credential.Secret) (bool, error) {
-	_, err := s.set(name, fields, func(old *record) error {
+	_, err := s.set("", name, fields, func(old *record) error {
 		if len(old.Fields) > 0 && strconv.FormatUint(old.Version, 10) == after || len(old.Fields) == 0 && after == "" {
 			return nil
 		}
@@ -112,7 +129,7 @@ func (s *Store) Replace(name, after string, fields map[string]credential.Secret)
 }
 
 // set stores a secret if may allows it to be the version after the last one.
-func (s *Store) set(name string, fields map[string]credential.Secret, may func(*record) error) (uint64, error) {
+func (s *Store) set(by, name string, fields map[string]credential.Secret, may func(*record) error) (uint64, error) {
 	if !nameForm.MatchString(name) {
 		return 0, fmt.Errorf("setting secret %.80q: %w", name, ErrBadName)
 	}
@@ -129,7 +146,7 @@ func (s *Store) set(name string, fields map[string]credential.Secret, may func(*
 			return 0, fmt.Errorf("setting secret %q, field %q: %w", name, field, ErrTooBig)
 		}
 	}
-	version, err := s.change(name, func(old *record) (map[string][]byte, error) { return values, may(old) })
+	version, err := s.change(by, name, func(old *record) (map[string][]byte, error) { return values, may(old) })
 	if err != nil {
 		return 0, fmt.Errorf("setting secret %q: %w", name, err)
 	}
@@ -138,11 +155,14 @@ func (s *Store) set(name string, fields map[string]credential.Secret, may func(*
 
 // Delete removes a secret's values. The error wraps credential.ErrNoSecret when
 // there is none.
-func (s *Store) Delete(name string) error {
+func (s *Store) Delete(name string) error { return s.DeleteBy("", name) }
+
+// DeleteBy is Delete, by an operator whom the secret's history names.
+func (s *Store) DeleteBy(by, name string) error {
 	if !nameForm.MatchString(name) {
 		return fmt.Errorf("removing secret %.80q: %w", name, ErrBadName)
 	}
-	_, err := s.change(name, func(old *record) (map[string][]byte, error) {
+	_, err := s.change(by, name, func(old *record) (map[string][]byte, error) {
 		if len(old.Fields) == 0 {
 			return nil, credential.ErrNoSecret
 		}
@@ -154,9 +174,33 @@ func (s *Store) Delete(name string) error {
 	return nil
 }
 
+// History returns the last 100 changes of a secret, the newest last, also of one that was
+// removed. The error wraps credential.ErrNoSecret when there never was one.
+func (s *Store) History(name string) ([]Change, error) {
+	if !nameForm.MatchString(name) {
+		return nil, fmt.Errorf("secret %.80q: %w", name, ErrBadName)
+	}
+	r, err := s.load(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("secret %q: %w", name, credential.ErrNoSecret)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("secret %q: %w", name, err)
+	}
+	return r.past(), nil
+}
+
+// past is the history of a record, also of one that was written before there was any.
+func (r *record) past() []Change {
+	if len(r.History) == 0 && r.Version > 0 {
+		return []Change{{Version: r.Version, Time: r.Updated, Removed: len(r.Fields) == 0}}
+	}
+	return r.History
+}
+
 // change writes the next version of a secret, with the fields that next returns
 // for the last one.
-func (s *Store) change(name string, next func(*record) (map[string][]byte, error)) (uint64, error) {
+func (s *Store) change(by, name string, next func(*record) (map[string][]byte, error)) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// The mutex holds back this process's writers, the lock other processes'.
@@ -186,7 +230,9 @@ func (s *Store) change(name string, next func(*record) (map[string][]byte, error
 		now = old.Updated.Add(time.Nanosecond)
 	}
 	version := old.Version + 1
-	plain, err := json.Marshal(record{Name: name, Version: version, Updated: now, Fields: fields})
+	past := append(old.past(), Change{Version: version, Time: now, By: by, Removed: len(fields) == 0})
+	past = past[max(0, len(past)-maxHistory):]
+	plain, err := json.Marshal(record{Name: name, Version: version, Updated: now, Fields: fields, History: past})
 	if err != nil {
 		return 0, err
 	}

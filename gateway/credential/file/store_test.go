@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
@@ -323,5 +324,37 @@ func BenchmarkRead(b *testing.B) {
 	src := s.Source("key")
 	for b.Loop() {
 		read(b, src)
+	}
+}
+
+func TestHistory(t *testing.T) {
+	s := open(t, t.TempDir())
+	if _, err := s.History("key"); !errors.Is(err, credential.ErrNoSecret) {
+		t.Errorf("of none: %v", err)
+	}
+	began := time.Now().Add(-time.Second)
+	for _, by := range []string{"alice", "bob"} {
+		_, err := s.SetBy(by, "key", token("a-secret-of-"+by))
+		must.OK(t, err)
+	}
+	must.OK(t, s.DeleteBy("carol", "key"))
+	past, err := s.History("key")
+	must.OK(t, err)
+	var got []string
+	for _, c := range past {
+		got = append(got, fmt.Sprint(c.Version, c.By, c.Removed))
+		if c.Time.Before(began) {
+			t.Errorf("version %d is of %v", c.Version, c.Time)
+		}
+	}
+	if want := "1alicefalse 2bobfalse 3caroltrue"; strings.Join(got, " ") != want {
+		t.Errorf("history %q, want %q", got, want)
+	}
+	for range 120 {
+		_, err := s.SetBy("dave", "key", token("another-secret"))
+		must.OK(t, err)
+	}
+	if past, err = s.History("key"); err != nil || len(past) != 100 || past[99].Version != 123 {
+		t.Errorf("%d changes, %v", len(past), err)
 	}
 }
