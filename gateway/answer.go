@@ -108,7 +108,7 @@ func status(err error) int {
 		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), leasing(err):
+	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), errors.Is(err, credential.ErrUnsaved), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
@@ -146,6 +146,8 @@ func explain(err error) string {
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
+	case errors.Is(err, credential.ErrUnsaved):
+		return credential.ErrUnsaved.Error()
 	case errors.As(err, &found):
 		return found.Error()
 	case errors.As(err, &reach):
@@ -177,7 +179,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
-		credential.ErrTooManySecrets, credential.ErrShort, credential.ErrUnfit,
+		credential.ErrTooManySecrets, credential.ErrShort, credential.ErrUnfit, credential.ErrUnsaved,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -218,6 +220,8 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must run: sallyport secret set %s --field username --field password", name)
 	case what != "" && errors.Is(err, credential.ErrNotBound):
 		return "The policy has just been loaded anew."
+	case errors.Is(err, credential.ErrUnsaved):
+		return "An operator must look at the disk that holds the data directory, and at Sallyport's log."
 	case errors.Is(err, credential.ErrUnknown):
 		return fmt.Sprintf("An operator must add %q to credentials in sallyport.yaml.", name)
 	case errors.Is(err, credential.ErrNotBound):

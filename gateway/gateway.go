@@ -161,6 +161,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()
+	g.secrets.Keep = o.Keep
 	g.denials = denials.New(g.enqueueDenial)
 	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
 	g.bodies = bodies.NewBudget(m.bodies, m.crowded)

@@ -45,6 +45,9 @@ func (q *request) inject(r *http.Request) *answer.Answer {
 // prepare removes from a request what is not for the upstream, puts the credentials in,
 // and finds the way to the upstream.
 func (q *request) prepare(r *http.Request) error {
+	if err := q.secrets.Load(q); err != nil {
+		return err
+	}
 	d := q.grant.decision
 	trailers := r.ProtoMajor == 2 && form.HasToken(r.Header["Te"], "trailers")
 	form.DropHops(r.Header, q.form.upgrade)
@@ -200,7 +203,7 @@ func (q *request) passesCookies() bool {
 
 // expose has all answers to the sandbox searched for what is about to leave.
 func (q *request) expose(lease *credential.Lease) error {
-	use, lost, err := q.secrets.Add(lease)
+	use, lost, err := q.secrets.Add(q, lease)
 	if err != nil {
 		return &leaseError{credential: lease.Name, err: err}
 	}

@@ -112,6 +112,9 @@ type Options struct {
 	Upstreams    Upstreams
 	Broker       Broker
 	Approvals    Approvals // nil: requests that need approval are denied
+	// Keep keeps what answers are searched for over restarts. Default: it ends with the
+	// Gateway.
+	Keep credential.Keep
 	// Placeholders returns those that a sandbox may hold, nil for none. Default: no
 	// sandbox has any.
 	Placeholders func(sandboxID string) *placeholder.Set

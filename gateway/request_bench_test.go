@@ -18,6 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/test/must"
@@ -83,8 +84,10 @@ func cpu(tb testing.TB) time.Duration {
 // BenchmarkExchange is what a small request costs between its connection and the
 // upstream's: all but TLS, system calls and the log.
 func BenchmarkExchange(b *testing.B) {
-	for _, cached := range []bool{false, true} {
-		b.Run(fmt.Sprintf("cached=%t", cached), func(b *testing.B) {
+	held := placeholder.New([]placeholder.Held{placeholder.Derive(nil, "sb-1", "key", policy.Shape{Prefix: "sk-proj-", Alphabet: "abcdefghijklmnop", Length: 40})})
+	for _, c := range []struct{ cached, holding bool }{{false, false}, {true, false}, {true, true}} {
+		cached := c.cached
+		b.Run(fmt.Sprintf("cached=%t/placeholders=%t", cached, c.holding), func(b *testing.B) {
 			doc := policy.Document{
 				EgressAuth:  []policy.EgressAuthRule{{Name: "bench", Destination: "api.example.test", AuthRef: "key"}},
 				Credentials: []policy.Credential{{Name: "key"}},
@@ -105,6 +108,9 @@ func BenchmarkExchange(b *testing.B) {
 				Broker: credential.New(credential.Options{Sources: map[string]credential.Source{"key": out}, Bound: engine.Bound}),
 			})
 			must.OK(b, err)
+			if c.holding {
+				g.placeholders = func(string) *placeholder.Set { return held }
+			}
 			defer func() { _ = g.Shutdown(b.Context()) }()
 			p := unknownPeer(netip.MustParseAddrPort("198.51.100.7:40000")).is(Identity{Sandbox: policy.Sandbox{Name: "agent", ID: "sb-1"}})
 			p.secrets = g.secrets.Of("sb-1")

@@ -281,6 +281,9 @@ func (q *exchange) Injection() policy.Injection { return q.decision.Inject[0] }
 // Lease implements wire.Grant.
 func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, error) {
 	i := q.Injection()
+	if err := q.secrets.Load(ctx); err != nil {
+		return nil, &leaseError{credential: i.Credential, err: err}
+	}
 	// Verified: the handler sends nothing of it before it has verified the server.
 	to := credential.Binding{Host: q.host, Port: q.port, Verified: true, Sandbox: q.identity.ID, Policy: q.decision.Revision}
 	lease, err := q.gateway.broker.Lease(ctx, i.Credential, to)
@@ -293,7 +296,7 @@ func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, err
 	if err != nil {
 		return nil, &leaseError{credential: i.Credential, err: err}
 	}
-	use, lost, err := q.secrets.Add(lease)
+	use, lost, err := q.secrets.Add(ctx, lease)
 	if err != nil {
 		return nil, &leaseError{credential: i.Credential, err: err}
 	}

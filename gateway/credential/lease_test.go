@@ -105,7 +105,7 @@ func TestApply(t *testing.T) {
 			echo.Set("X-Echo", r.URL.RawQuery)
 			var all credential.SentBySandbox
 			e := all.Of("sb-1")
-			if _, _, err := e.Add(l); err != nil {
+			if _, _, err := e.Add(context.Background(), l); err != nil {
 				t.Fatal(err)
 			}
 			found := ""
@@ -287,7 +287,7 @@ func BenchmarkLeaseAndApply(b *testing.B) {
 		must.OK(b, err)
 		credential.StripRequest(r)
 		must.OK(b, l.Apply(r, policy.Inject{}))
-		use, _, err := e.Add(l)
+		use, _, err := e.Add(context.Background(), l)
 		must.OK(b, err)
 		e.Release(use)
 	}

@@ -2,6 +2,7 @@ package credential
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"sallyport/gateway/credential/decode"
@@ -37,6 +39,10 @@ var ErrTooManySecrets = errors.New("requests under way use too many credentials"
 // SentBySandbox holds the SentSecrets of each sandbox. The zero SentBySandbox is empty. It
 // is safe for concurrent use.
 type SentBySandbox struct {
+	// Keep keeps them over restarts. It is set before the first use. Default: they end with
+	// the process.
+	Keep Keep
+
 	memory decode.Memory // for decoding what is searched
 
 	mu   sync.Mutex
@@ -56,7 +62,7 @@ func (x *SentBySandbox) Of(id string) *SentSecrets {
 		if x.by == nil {
 			x.by = map[string]*SentSecrets{}
 		}
-		e = &SentSecrets{sets: x}
+		e = &SentSecrets{sets: x, id: id}
 		e.scrubber.Within(x.memory.Share())
 		x.by[id] = e
 	}
@@ -107,13 +113,16 @@ func (x *SentBySandbox) scrubber(values []*sentValue) *scrub.Scrubber {
 
 // SentSecrets are the secrets that were sent to upstreams for one sandbox, each version of
 // each, as Lease.Values has it. Any response to the sandbox is searched for them. They are
-// kept in memory, longer than the leases, until the sandbox is forgotten.
+// kept longer than the leases, until the sandbox is forgotten, and over restarts where there
+// is a Keep.
 //
 // Beyond MaxSent values or 256 KiB, the values that were sent the longest ago are dropped,
 // but none that a request under way was sent with. It is safe for concurrent use.
 type SentSecrets struct {
 	scrubber scrub.Scrubber // for all values, whichever they are
 	sets     *SentBySandbox
+	id       string      // of the sandbox
+	loaded   atomic.Bool // see Load
 
 	mu      sync.Mutex
 	current *scrub.Scrubber       // whose index scrubber uses; keeps it in sets
@@ -122,16 +131,14 @@ type SentSecrets struct {
 	uses    map[*composed]*Use
 	clock   uint64              // one more with each use
 	reached map[string]struct{} // by host
-	sent    map[sentTo]struct{}
+	sent    map[SavedHost]struct{}
 }
-
-// sentTo is a credential and a host that it was sent to.
-type sentTo struct{ host, name string }
 
 type sentValue struct {
 	text, name string
-	length     int    // see Lease.length; of the first lease that had it
-	public     bool   // see Value.Public; not any more once it was injected
+	length     int  // see Lease.length; of the first lease that had it
+	public     bool // see Value.Public; not any more once it was injected
+	saved      bool
 	open       int    // uses that have not been released
 	last       uint64 // use
 }
@@ -161,14 +168,14 @@ func (e *SentSecrets) Reached(host string) bool {
 func (e *SentSecrets) Sent(host, name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, ok := e.sent[sentTo{host, name}]
+	_, ok := e.sent[SavedHost{host, name}]
 	return ok || len(e.sent) >= maxReached
 }
 
 // Add adds the values that a lease was applied with. Call it before the request is sent,
 // and Release when its response has ended. lost counts the values that were dropped to
-// make room, by credential. The error is ErrTooManySecrets.
-func (e *SentSecrets) Add(l *Lease) (use *Use, lost map[string]int, err error) {
+// make room, by credential. The error wraps ErrTooManySecrets or ErrUnsaved.
+func (e *SentSecrets) Add(ctx context.Context, l *Lease) (use *Use, lost map[string]int, err error) {
 	var key *composed // nil: not to be recognised
 	if len(l.applied) == 1 {
 		key = l.applied[0]
@@ -187,23 +194,16 @@ func (e *SentSecrets) Add(l *Lease) (use *Use, lost map[string]int, err error) {
 			e.uses[key] = use
 		}
 	}
+	to := SavedHost{l.to.Host, l.Name}
+	if err := e.save(ctx, use, to); err != nil {
+		return nil, lost, err
+	}
 	e.clock++
 	for _, v := range use.values {
 		v.open++
 		v.last = e.clock
 	}
-	if len(e.reached) < maxReached {
-		if e.reached == nil {
-			e.reached = make(map[string]struct{})
-		}
-		e.reached[l.to.Host] = struct{}{}
-	}
-	if len(e.sent) < maxReached {
-		if e.sent == nil {
-			e.sent = make(map[sentTo]struct{})
-		}
-		e.sent[sentTo{l.to.Host, l.Name}] = struct{}{}
-	}
+	e.reach(to)
 	return use, lost, nil
 }
 
@@ -264,16 +264,21 @@ func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err er
 		maps.DeleteFunc(e.uses, func(_ *composed, u *Use) bool { return slices.Contains(u.values, v) })
 	}
 	for _, v := range injected {
-		v.public = false
+		v.public, v.saved = false, false
 	}
 	for _, v := range fresh {
 		e.values[v.text] = v
 		e.bytes += len(v.text)
 	}
+	e.index()
+	return use, lost, nil
+}
+
+// index has the scrubber look for the values. e.mu is held.
+func (e *SentSecrets) index() {
 	all := slices.SortedFunc(maps.Values(e.values), func(a, b *sentValue) int { return strings.Compare(a.text, b.text) })
 	e.current = e.sets.scrubber(all)
 	e.scrubber.Use(e.current)
-	return use, lost, nil
 }
 
 // makeRoom returns the values to drop so that n more of some bytes have room beside those

@@ -1,6 +1,7 @@
 package credential_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -34,12 +35,12 @@ func TestExposure(t *testing.T) {
 	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	s := e.Scrubber()
-	held, lost, err := e.Add(leased(t, "first", fields{"token": numbered(0)}))
+	held, lost, err := e.Add(context.Background(), leased(t, "first", fields{"token": numbered(0)}))
 	if err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
 	for n := 1; n < credential.MaxSent; n++ {
-		u, lost, err := e.Add(leased(t, "others", fields{"token": numbered(n)}))
+		u, lost, err := e.Add(context.Background(), leased(t, "others", fields{"token": numbered(n)}))
 		if err != nil || len(lost) > 0 {
 			t.Fatal(n, lost, err)
 		}
@@ -51,7 +52,7 @@ func TestExposure(t *testing.T) {
 		}
 	}
 	// The oldest that nothing under way was sent with goes.
-	u, lost, err := e.Add(leased(t, "last", fields{"token": numbered(999)}))
+	u, lost, err := e.Add(context.Background(), leased(t, "last", fields{"token": numbered(999)}))
 	if err != nil || len(lost) != 1 || lost["others"] != 1 {
 		t.Fatal(lost, err)
 	}
@@ -63,11 +64,11 @@ func TestExposure(t *testing.T) {
 	// What is sent again is young again.
 	e.Release(u)
 	again := leased(t, "others", fields{"token": numbered(2)})
-	if u, lost, err = e.Add(again); err != nil || len(lost) > 0 {
+	if u, lost, err = e.Add(context.Background(), again); err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
 	e.Release(u)
-	if u, _, err = e.Add(leased(t, "more", fields{"token": numbered(1000)})); err != nil || says(s, numbered(2)) == "" || says(s, numbered(3)) != "" {
+	if u, _, err = e.Add(context.Background(), leased(t, "more", fields{"token": numbered(1000)})); err != nil || says(s, numbered(2)) == "" || says(s, numbered(3)) != "" {
 		t.Error("not the least recently sent has gone", err)
 	}
 	e.Release(u)
@@ -90,18 +91,18 @@ func TestExposureCrowded(t *testing.T) {
 	e := all.Of("sb-1")
 	var uses []*credential.Use
 	for n := range credential.MaxSent {
-		u, _, err := e.Add(leased(t, "key", fields{"token": numbered(n)}))
+		u, _, err := e.Add(context.Background(), leased(t, "key", fields{"token": numbered(n)}))
 		if err != nil {
 			t.Fatal(n, err)
 		}
 		uses = append(uses, u)
 	}
 	one := leased(t, "key", fields{"token": numbered(999)})
-	if _, _, err := e.Add(one); !errors.Is(err, credential.ErrTooManySecrets) {
+	if _, _, err := e.Add(context.Background(), one); !errors.Is(err, credential.ErrTooManySecrets) {
 		t.Errorf("error %v", err)
 	}
 	e.Release(uses[7])
-	if _, lost, err := e.Add(one); err != nil || lost["key"] != 1 || says(e.Scrubber(), numbered(7)) != "" {
+	if _, lost, err := e.Add(context.Background(), one); err != nil || lost["key"] != 1 || says(e.Scrubber(), numbered(7)) != "" {
 		t.Error(lost, err)
 	}
 }
@@ -110,11 +111,11 @@ func TestExposureCrowded(t *testing.T) {
 func TestExposureOfLongSecrets(t *testing.T) {
 	var all credential.SentBySandbox
 	e := all.Of("sb-1")
-	u, _, err := e.Add(leased(t, "small", fields{"token": numbered(1)}))
+	u, _, err := e.Add(context.Background(), leased(t, "small", fields{"token": numbered(1)}))
 	must.OK(t, err)
 	e.Release(u)
 	long := fields{"token": numbered(2), "file": strings.Repeat("0123456789abcdef", 20<<10)}
-	if u, lost, err := e.Add(leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
+	if u, lost, err := e.Add(context.Background(), leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
 		t.Error(u, lost, err)
 	}
 	if says(e.Scrubber(), numbered(1)) != "" || says(e.Scrubber(), numbered(2)) != "long" {
@@ -128,7 +129,7 @@ func TestExposureAgain(t *testing.T) {
 	e := all.Of("sb-1")
 	l := leased(t, "key", fields{"token": numbered(1)})
 	if n := testing.AllocsPerRun(100, func() {
-		u, _, err := e.Add(l)
+		u, _, err := e.Add(context.Background(), l)
 		must.OK(t, err)
 		e.Release(u)
 	}); n > 0 {
@@ -148,7 +149,7 @@ func BenchmarkExpose(b *testing.B) {
 					e = all.Of(fmt.Sprint(i))
 				}
 				i++
-				u, _, err := e.Add(leased(b, "key", fields{"token": numbered(i)}))
+				u, _, err := e.Add(context.Background(), leased(b, "key", fields{"token": numbered(i)}))
 				must.OK(b, err)
 				e.Release(u)
 			}

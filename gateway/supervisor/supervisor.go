@@ -124,6 +124,8 @@ type Options struct {
 	// errors are those of [inbound.Loopback]. Default: ports on a sandbox's loopback address
 	// cannot be reached.
 	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
+	// Saved keeps what answers are searched for. Default: it ends with each worker.
+	Saved *SavedStore
 	// Held returns why no request may leave, or "". Call [Supervisor.Hold] when that
 	// changes. Default: requests may leave.
 	Held func() string
@@ -383,6 +385,8 @@ func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
 		workerapi.MethodWake:     ipc.Handle(s.wake),
 		workerapi.MethodLoopback: ipc.HandleFile(s.loopback),
 		workerapi.MethodDial:     ipc.HandleFile(s.dial),
+		workerapi.MethodSaved:    ipc.Handle(s.saved),
+		workerapi.MethodSave:     ipc.Handle(s.save),
 	}
 }
 

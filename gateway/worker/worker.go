@@ -185,7 +185,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 			policy.ProtocolPostgres: postgres.NewHandler(w.logger),
 			policy.ProtocolRedis:    redis.NewHandler(w.logger),
 		},
-		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Placeholders: w.placeholdersOf, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
+		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Placeholders: w.placeholdersOf, Keep: &keep{peer: w.peer}, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
 		Budget: w.counters, Found: s.Found, Ports: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Loopback: Sandboxes{Peer: w.peer},
 	})
 	if err != nil {

@@ -50,6 +50,8 @@ const (
 	MethodLoopback
 	MethodDial
 	MethodCertify
+	MethodSaved
+	MethodSave
 )
 
 // Bounds of one message, in bytes.

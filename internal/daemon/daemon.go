@@ -85,7 +85,8 @@ type daemon struct {
 
 	loader // of policy and credentials, again and again
 
-	placeholderKey []byte // that placeholders follow from
+	placeholderKey []byte                 // that placeholders follow from
+	saved          *supervisor.SavedStore // what answers are searched for
 	authority      *ca.Authority
 	names          *resolver.NameTable
 	clients        *access.Clients

@@ -104,6 +104,9 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.placeholderKey, err = placeholder.OpenKey(filepath.Join(d.cfg.DataDir, "placeholder.key"), d.key); err != nil {
 		return err
 	}
+	if d.saved, err = supervisor.OpenSavedStore(filepath.Join(d.cfg.IndexDir(), "sent"), d.key); err != nil {
+		return err
+	}
 	if d.names, err = resolver.OpenNameTable(filepath.Join(d.cfg.IndexDir(), "names"), resolver.NameTableOptions{Logger: d.log}); err != nil {
 		return err
 	}
@@ -144,8 +147,8 @@ func (d *daemon) openSupervisor(context.Context) error {
 		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Held:         d.held,
-		Placeholders: d.heldBy,
-		Identities:   d.identities, Clients: d.clients.List, Approvals: d.approvals,
+		Placeholders: d.heldBy, Saved: d.saved,
+		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
 		Ports: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {
 			return d.changed("sallyport-gateway", "gateway", state)
@@ -162,7 +165,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
 	d.contacts.forget(id)
-	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id), d.memories.Forget(id))
+	err := errors.Join(d.names.Forget(id), d.saved.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id), d.memories.Forget(id))
 	if d.supervisor != nil { // nothing is forgotten by it before it is there
 		d.supervisor.Forget(id)
 		d.supervisor.Ports()

@@ -23,12 +23,13 @@ func (k Kind) longest() int { return [...]int{Raw: 1, Form: 3, JSON: 6}[k] }
 // Set finds the placeholders that one sandbox may hold. The nil Set finds none. It is safe
 // for concurrent use.
 type Set struct {
-	held   []Held
-	starts []start
-	least  int         // of the lengths of the starts, in bytes
-	shift  [4096]uint8 // how far a search may go on after two bytes: see next
-	most   int         // characters of the longest placeholder
-	firsts [256]bool   // characters that one begins with
+	held     []Held
+	starts   []start
+	least    int         // of the lengths of the starts, in bytes
+	shift    [4096]uint8 // how far a search may go on after two bytes: see next
+	most     int         // characters of the longest placeholder
+	shortest int         // characters of the shortest
+	firsts   [256]bool   // characters that one begins with
 }
 
 // start is a text that some placeholders begin with: no encoding changes it, and all of it
@@ -51,6 +52,9 @@ func New(held []Held) *Set {
 			text = text[:n]
 		}
 		s.most = max(s.most, len(h.Text))
+		if i == 0 || len(h.Text) < s.shortest {
+			s.shortest = len(h.Text)
+		}
 		s.add(text, i)
 	}
 	s.least = len(s.starts[0].text)
@@ -192,6 +196,9 @@ func (s *Set) find(data []byte, from int, k Kind, last bool) (m match, found boo
 		if !last {
 			held = len(data) - s.beginning(data[from:])
 		}
+		if k == JSON && held > from && data[held-1] == '\\' {
+			return s.findSlowly(data, from, k, last)
+		}
 		return match{}, false, held, sure
 	}
 	return s.findSlowly(data, from, k, last)
@@ -205,9 +212,39 @@ func plain(data []byte, k Kind) bool {
 	return !bytes.HasSuffix(data, []byte(`\`)) && !bytes.Contains(data, []byte(`\u`))
 }
 
-// next is where the next start is, -1 for nowhere (Wu and Manber, A fast algorithm for
-// multi-pattern searching, 1994, with blocks of two bytes).
+// next is where the next start is that may begin a placeholder, -1 for nowhere. Of most
+// texts it looks at few bytes: a whole placeholder is a run of its characters, and cannot
+// stand between two looks that are as far apart as the shortest is long.
 func (s *Set) next(data []byte, from int) int {
+	for at := from + s.shortest - 1; at < len(data); at = from + s.shortest - 1 {
+		if !ours[data[at]] {
+			from = at + 1
+			continue
+		}
+		begin, end := at, at+1
+		for begin > from && ours[data[begin-1]] {
+			begin--
+		}
+		for end < len(data) && ours[data[end]] {
+			end++
+		}
+		from = begin
+		if end == len(data) {
+			break // more of it may come
+		}
+		if end-begin >= s.shortest {
+			if found := s.nextIn(data[:end], begin); found >= 0 {
+				return found
+			}
+		}
+		from = end + 1
+	}
+	return s.nextIn(data, from)
+}
+
+// nextIn is where the next start is, -1 for nowhere (Wu and Manber, A fast algorithm for
+// multi-pattern searching, 1994, with blocks of two bytes).
+func (s *Set) nextIn(data []byte, from int) int {
 	for i := from + s.least - 1; i < len(data); {
 		n := s.shift[block(data[i-1], data[i])]
 		if n > 0 {
