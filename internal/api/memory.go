@@ -27,6 +27,7 @@ func (h *handler) memoryRoutes() []route {
 	return []route{
 		operation("", "memoryTool", "MemoryToolInput", "200 MemoryToolAnswer What the tool answers", "Carry out a command of the model's memory tool (memory_20250818), whose input is the body as it is", ofMemory(h, memoryTool), changes),
 		operation("/prompt", "memoryPrompt", "", "200 MemoryText The text", "The core of the memory, and what to remember, for a system prompt", ofMemory(h, memoryPrompt), reads),
+		operation("/index", "indexMemory", "", "200 application/x-ndjson Lines of JSON, each a MemoryStep; the last has the index or the problem", "Bring the search index up to date, as the next search does otherwise", streamMemory(h, indexMemory), reads),
 		operation("/search", "searchMemory", "MemoryQuestion", "200 []MemoryFound The places, the best first", "Find places in the files", ofMemory(h, (*keeper.Keeper).Search), reads),
 		operation("/store", "storeMemory", "MemoryStore", "200 MemoryEntry The entry", "Remember an observation", ofMemory(h, (*keeper.Keeper).Store), changes),
 		operation("/retrieve", "retrieveMemory", "MemoryQuestion", "200 []MemoryScored The entries, the best first", "Find entries and turns, with a score of relevance", ofMemory(h, (*keeper.Keeper).Retrieve), reads),
@@ -40,7 +41,7 @@ func (h *handler) memoryRoutes() []route {
 		operation("/find_scripts", "findScripts", "MemoryQuestion", "200 []MemoryScript The scripts", "Find scripts; without a query all of them", ofMemory(h, (*keeper.Keeper).FindScripts), reads),
 		operation("/record_outcome", "recordScriptOutcome", "MemoryScriptOutcome", "204 - It is noted", "Note how a run of a script ended", ofMemory(h, nothing((*keeper.Keeper).RecordOutcome)), changes),
 		operation("/checkpoint_state", "checkpointMemory", "", "200 MemoryCheckpoint The version and the files", "Make a checkpoint, and say which files have changed since the one before", ofMemory(h, memoryCheckpoint), changes),
-		operation("/compact", "compactMemory", "MemoryCompact", "200 application/x-ndjson Lines of JSON, each a MemoryCompactStep; the last has the plan or the problem", "Make old entries summaries; their originals stay in the history", h.compactMemory, changes),
+		operation("/compact", "compactMemory", "MemoryCompact", "200 application/x-ndjson Lines of JSON, each a MemoryStep; the last has the plan or the problem", "Make old entries summaries; their originals stay in the history", streamMemory(h, (*keeper.Keeper).Compact), changes),
 		operation("/history", "memoryHistory", "MemoryHistory", "200 MemoryCommits The newest commits that fit", "What has changed, when and by what", ofMemory(h, (*keeper.Keeper).Commits), reads),
 		operation("/diff", "diffMemory", "MemoryDiff", "200 []MemoryFileDiff The files that differ", "How two versions differ", ofMemory(h, (*keeper.Keeper).Diff), reads),
 		operation("/rollback", "rollbackMemory", "MemoryRollback", "200 MemoryCommit The new version", "Make files what they were; what they are stays in the history", ofMemory(h, h.rollbackMemory), changes),
@@ -118,24 +119,33 @@ func (h *handler) rollbackMemory(k *keeper.Keeper, ctx context.Context, o memory
 	return k.Rollback(ctx, o, in)
 }
 
-// compactMemory streams lines of JSON: how far it is, and at the end the plan, or the
-// problem that there was.
-func (h *handler) compactMemory(w http.ResponseWriter, r *http.Request) {
-	var in keeper.CompactRequest
-	err := decode(r, &in)
-	var o memory.Owner
-	if err == nil {
-		o, err = h.memoryOwner(r)
+func indexMemory(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none, step func(keeper.Step) error) error {
+	return k.Index(ctx, o, step)
+}
+
+// streamMemory streams lines of JSON: how far a long operation is, and at the end what it
+// came to, or the problem that there was. It ends with the request.
+func streamMemory[In any](h *handler, do func(*keeper.Keeper, context.Context, memory.Owner, In, func(keeper.Step) error) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		var o memory.Owner
+		var err error
+		if _, empty := any(in).(none); !empty {
+			err = decode(r, &in)
+		}
+		if err == nil {
+			o, err = h.memoryOwner(r)
+		}
+		if err != nil {
+			h.writeProblem(w, r, err)
+			return
+		}
+		type line struct {
+			keeper.Step
+			Problem *Problem `json:"problem,omitempty"`
+		}
+		streamSteps(h, w, r, func(p *Problem) line { return line{Problem: p} }, func(say func(line) error) error {
+			return do(h.opt.Memory, r.Context(), o, in, func(s keeper.Step) error { return say(line{Step: s}) })
+		})
 	}
-	if err != nil {
-		h.writeProblem(w, r, err)
-		return
-	}
-	type line struct {
-		keeper.CompactStep
-		Problem *Problem `json:"problem,omitempty"`
-	}
-	streamSteps(h, w, r, func(p *Problem) line { return line{Problem: p} }, func(say func(line) error) error {
-		return h.opt.Memory.Compact(r.Context(), o, in, func(s keeper.CompactStep) error { return say(line{CompactStep: s}) })
-	})
 }

@@ -96,8 +96,12 @@ func TestMemory(t *testing.T) {
 		t.Errorf("checkpoint: %+v", p)
 	}
 	recall(t, c, memories.Store, keeper.StoreRequest{Text: "The build took 12 minutes."}, "a")
+	var indexed []keeper.Step
+	if _, err := memories.Index(t.Context(), c, "a", func(s keeper.Step) { indexed = append(indexed, s) }); err != nil || len(indexed) == 0 || indexed[len(indexed)-1].What != keeper.FilesIndexed {
+		t.Errorf("indexed: %+v, %v", indexed, err)
+	}
 	var steps int
-	plan, err := memories.Compact(t.Context(), c, "a", keeper.CompactRequest{OlderThan: "0s", DryRun: true}, func(int, int) { steps++ })
+	plan, err := memories.Compact(t.Context(), c, "a", keeper.CompactRequest{OlderThan: "0s", DryRun: true}, func(keeper.Step) { steps++ })
 	if err != nil || len(plan.Summaries) != 1 {
 		t.Errorf("compacted: %+v, %v", plan, err)
 	}
@@ -159,7 +163,7 @@ func TestMemory(t *testing.T) {
 			return err
 		}, http.StatusNotFound},
 		"an age that is none": {func(ctx context.Context) error {
-			_, err := memories.Compact(ctx, c, "a", keeper.CompactRequest{OlderThan: "old"}, func(int, int) {})
+			_, err := memories.Compact(ctx, c, "a", keeper.CompactRequest{OlderThan: "old"}, func(keeper.Step) {})
 			return err
 		}, http.StatusBadRequest},
 	} {

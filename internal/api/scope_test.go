@@ -77,6 +77,7 @@ POST /v1/sandboxes/{name}/commands/{id}/stdin run tenant
 GET /v1/sandboxes/{name}/commands/{id}/output run tenant
 POST /v1/sandboxes/{name}/memory run tenant
 POST /v1/sandboxes/{name}/memory/prompt run tenant
+POST /v1/sandboxes/{name}/memory/index run tenant
 POST /v1/sandboxes/{name}/memory/search run tenant
 POST /v1/sandboxes/{name}/memory/store run tenant
 POST /v1/sandboxes/{name}/memory/retrieve run tenant

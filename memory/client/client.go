@@ -51,28 +51,46 @@ func operation[In, Out any](name string) client.Call[In, Out] {
 	return client.Call[In, Out]{Method: http.MethodPost, Path: "/v1/sandboxes/{name}/memory" + name}
 }
 
-// Compact makes old entries of a sandbox's memory summaries. It calls step after each
-// of them; the end of ctx breaks it off.
-func Compact(ctx context.Context, c *client.Client, name string, r keeper.CompactRequest, step func(done, total int)) (plan layer.Plan, err error) {
-	ended := false
-	err = client.PostLines(ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/memory/compact", r, func(s struct {
-		keeper.CompactStep
+// Compact makes old entries of a sandbox's memory summaries. It tells step how far it is;
+// the end of ctx breaks it off.
+func Compact(ctx context.Context, c *client.Client, name string, r keeper.CompactRequest, step func(keeper.Step)) (plan layer.Plan, err error) {
+	last, err := steps(ctx, c, name, "/compact", r, step)
+	if last.Plan != nil {
+		plan = *last.Plan
+	}
+	return plan, err
+}
+
+// Index brings the search index of a sandbox's memory up to date, which the next question
+// does otherwise. It tells step how far it is; the end of ctx breaks it off.
+func Index(ctx context.Context, c *client.Client, name string, step func(keeper.Step)) (done keeper.Indexed, err error) {
+	last, err := steps(ctx, c, name, "/index", client.None{}, step)
+	if last.Index != nil {
+		done = *last.Index
+	}
+	return done, err
+}
+
+// steps asks for a long operation, and returns the last of its steps.
+func steps(ctx context.Context, c *client.Client, name, operation string, in any, step func(keeper.Step)) (last keeper.Step, err error) {
+	err = client.PostLines(ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/memory"+operation, in, func(s struct {
+		keeper.Step
 		Problem *client.Problem `json:"problem"`
 	}) error {
 		switch {
 		case s.Problem != nil:
 			return s.Problem
-		case s.Plan != nil:
-			plan, ended = *s.Plan, true
+		case s.Plan != nil || s.Index != nil:
+			last = s.Step
 		default:
-			step(s.Done, s.Total)
+			step(s.Step)
 		}
 		return nil
 	})
-	if err == nil && !ended {
+	if err == nil && last.Plan == nil && last.Index == nil {
 		err = errors.Join(ctx.Err(), io.ErrUnexpectedEOF)
 	}
-	return plan, err
+	return last, err
 }
 
 // RunScript runs a script of a sandbox's memory in the sandbox, with the streams of an Exec,

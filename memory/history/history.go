@@ -190,6 +190,9 @@ type Options struct {
 	// Inspect returns a reason to quarantine contents, or "". Record asks it before it
 	// stores them. A reason must not tell the secret that was found.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)
+	// Progress, if not nil, is told how many of the memory's entries Record has compared,
+	// each time that it has read one more of them and 64 have passed.
+	Progress func(done, total int)
 	// Complete, if not nil, adds to the cause of a commit that is about to be stored: the
 	// destinations, since the commit before.
 	Complete func(ctx context.Context, before Commit, c *Cause) error

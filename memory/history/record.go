@@ -137,8 +137,8 @@ func (r *recording) scan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	known := len(state)
-	for _, e := range entries {
+	known, told := len(state), 0
+	for i, e := range entries {
 		old, was := state[e.Path]
 		delete(state, e.Path)
 		if !was && known >= maxEntries {
@@ -150,6 +150,10 @@ func (r *recording) scan(ctx context.Context) error {
 		}
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		if r.s.o.Progress != nil && i-told >= 64 {
+			r.s.o.Progress(i, len(entries))
+			told = i
 		}
 		if e.Stamp.Changed > from { // it may change once more within the same tick
 			e.Stamp = memory.Stamp{}

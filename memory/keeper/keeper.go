@@ -91,11 +91,12 @@ type store struct {
 	index   *search.Index
 
 	// guarded by turn
-	gone   bool              // the sandbox is being removed
-	missed bool              // this operation has noted that not all secrets could be read
-	anew   bool              // it compares what may be in the index
-	full   bool              // the log says that the memory has more text than is searched
-	marks  map[string]string // by path, why it is not trusted, as of the last commit
+	progress search.Progress   // of the record that this operation makes, or nil
+	gone     bool              // the sandbox is being removed
+	missed   bool              // this operation has noted that not all secrets could be read
+	anew     bool              // it compares what may be in the index
+	full     bool              // the log says that the memory has more text than is searched
+	marks    map[string]string // by path, why it is not trusted, as of the last commit
 
 	// guarded by Keeper.mu
 	end     context.CancelCauseFunc // of the operation that has the turn
@@ -183,6 +184,11 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
 	h, err := history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
 		MaxBytes: k.o.Most, Key: k.o.Key,
 		Inspect: func(ctx context.Context, path string, data []byte) string { return k.inspect(ctx, s, path, data) },
+		Progress: func(done, total int) {
+			if s.progress != nil {
+				s.progress(done, total)
+			}
+		},
 		Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
 			return k.contacted(ctx, s.owner.ID, last, c)
 		},

@@ -259,28 +259,65 @@ func (k *Keeper) RecordOutcome(ctx context.Context, o memory.Owner, r Outcome) e
 	return err
 }
 
+// Index records what the sandbox has changed, and brings the search index up to date,
+// which the next search does otherwise. It tells step how far it is. The end of ctx breaks
+// it off: what is indexed by then need not be again, and a search does the rest.
+func (k *Keeper) Index(ctx context.Context, o memory.Owner, step func(Step) error) error {
+	ctx, progress, cancel := told(ctx, step)
+	defer cancel()
+	err := k.in(ctx, o, func(ctx context.Context, u *use) error {
+		u.progress = progress(FilesRecorded)
+		defer func() { u.progress = nil }()
+		if err := u.begin(ctx); err != nil {
+			return err
+		}
+		_, err := partly(index{u}.Update(ctx, u.folder, progress(FilesIndexed)))
+		return cmp.Or(err, ctx.Err())
+	})
+	if err != nil {
+		return err
+	}
+	return step(Step{Index: &Indexed{}})
+}
+
+// partly is the error of an update of the index that a search goes on without, and any
+// other one.
+func partly(err error) (incomplete, failed error) {
+	if errors.Is(err, memory.ErrTruncated) || errors.Is(err, search.ErrFull) || errors.Is(err, search.ErrEmbedding) {
+		return err, nil
+	}
+	return nil, err
+}
+
+// told is a context that ends when step fails, and what tells step how far a work is.
+func told(ctx context.Context, step func(Step) error) (_ context.Context, progress func(what string) search.Progress, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	return ctx, func(what string) search.Progress {
+		return func(done, total int) {
+			if err := step(Step{Done: done, Total: total, What: what}); err != nil {
+				cancel(err)
+			}
+		}
+	}, func() { cancel(nil) }
+}
+
 // Compact makes summaries of old entries. It calls step after each of them.
-func (k *Keeper) Compact(ctx context.Context, o memory.Owner, r CompactRequest, step func(CompactStep) error) error {
+func (k *Keeper) Compact(ctx context.Context, o memory.Owner, r CompactRequest, step func(Step) error) error {
 	age, err := time.ParseDuration(cmp.Or(r.OlderThan, "720h"))
 	if err != nil || age < 0 {
 		return fmt.Errorf("%w: older_than: %q: write a duration such as 720h", ErrBadRequest, r.OlderThan)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	progress := func(done, total int) {
-		if err := step(CompactStep{Done: done, Total: total}); err != nil {
-			cancel(err)
-		}
-	}
+	ctx, progress, cancel := told(ctx, step)
+	defer cancel()
 	plan, err := changing(ctx, k, o, memory.Compacted, func(ctx context.Context, u *use) (layer.Plan, error) {
 		return u.layers(ctx, "").Compact(ctx, layer.CompactOptions{
-			Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress, Written: u.summarized,
+			Before: time.Now().Add(-age), DryRun: r.DryRun, Summarize: k.o.Summarize, Progress: progress(EntriesCompacted), Written: u.summarized,
 		})
 	})
 	if err != nil {
 		return err
 	}
-	return step(CompactStep{Plan: &plan})
+	return step(Step{Plan: &plan})
 }
 
 // summarized records a summary, whose provenance is that of all its sources.

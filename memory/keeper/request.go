@@ -124,12 +124,26 @@ type CompactRequest struct {
 	DryRun    bool   `json:"dry_run,omitempty"`
 }
 
-// CompactStep is a step of Compact: how far it is, or its end.
-type CompactStep struct {
-	Done  int         `json:"done,omitempty"`
-	Total int         `json:"total,omitempty"`
-	Plan  *layer.Plan `json:"plan,omitempty"`
+// Step is a step of Compact or Index: how far it is, or its end.
+type Step struct {
+	Done  int `json:"done,omitempty"`
+	Total int `json:"total,omitempty"`
+	// What is done: entries, or the files that are recorded, and then those that are
+	// indexed.
+	What  string      `json:"what,omitempty"`
+	Plan  *layer.Plan `json:"plan,omitempty"`  // the end of Compact
+	Index *Indexed    `json:"index,omitempty"` // the end of Index
 }
+
+// What of a Step.
+const (
+	EntriesCompacted = "entries compacted"
+	FilesRecorded    = "files recorded"
+	FilesIndexed     = "files indexed"
+)
+
+// Indexed is what Index has done: the index has what the last version has.
+type Indexed struct{}
 
 // Verified says what of a history fits the audit log.
 type Verified struct {

@@ -19,7 +19,7 @@ func newBench(g *cli.Globals) *cobra.Command {
 		Long: `Score the search with a set of questions about conversations, in LoCoMo's or
 LongMemEval's own format: how often what answers a question is the first of what is
 found, among the first 5 and among the first 10, and the mean reciprocal rank, beside
-grep, the newest first, and a random order. No daemon is needed, and nothing is fetched.`,
+grep, the newest first, and a random order. No daemon is needed, and nothing is fetched. Ctrl-C breaks it off.`,
 		Example: "  sallyport memory bench --data locomo10.json",
 	}
 	c.Flags().StringVar(&data, "data", "", "the file with the questions")
@@ -30,11 +30,11 @@ grep, the newest first, and a random order. No daemon is needed, and nothing is 
 			return err
 		}
 		defer f.Close()
+		p := newProgress(g, cmd)
 		r, err := bench.Run(cmd.Context(), f, bench.Options{Progress: func(histories, questions int) {
-			if g.Output != "json" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%d conversations, %d questions\n", histories, questions)
-			}
+			p.say("%d histories, %d questions", histories, questions)
 		}})
+		p.end()
 		if err != nil {
 			return fmt.Errorf("%s: %w", data, err)
 		}

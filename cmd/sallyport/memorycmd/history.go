@@ -198,11 +198,9 @@ summaries. Ctrl-C breaks it off: each entry is then there, or in a summary.`,
 	c.Flags().StringVar(&r.OlderThan, "older-than", "720h", "entries of before this")
 	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "only say what would be done")
 	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
-		plan, err := memclient.Compact(cmd.Context(), d, args[0], r, func(done, total int) {
-			if g.Output != "json" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%d of %d summaries\n", done, total)
-			}
-		})
+		p := newProgress(g, cmd)
+		plan, err := memclient.Compact(cmd.Context(), d, args[0], r, p.step)
+		p.end()
 		if err != nil {
 			return err
 		}

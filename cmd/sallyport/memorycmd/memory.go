@@ -6,6 +6,7 @@
 //	state.go     state, script, tool: what agents work with
 //	history.go   history, diff, rollback, checkpoint, verify, compact
 //	quarantine.go  quarantine, quarantined, release, discard
+//	progress.go  how far a long work is
 //	bench.go     bench: how well search finds what is asked
 package memorycmd
 

@@ -43,7 +43,7 @@ func newSearch(g *cli.Globals) *cobra.Command {
 	}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, of(memclient.Search, asked(&q)), func(w io.Writer, list []keeper.Found) {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Search, asked(&q)), func(w io.Writer, list []keeper.Found) {
 		for _, f := range list {
 			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(cmp.Or(f.Text, f.Note), 200))
 			untrusted(w, f.Untrusted)
@@ -87,7 +87,7 @@ func newRetrieve(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "retrieve NAME WORD...", Short: "Find entries and turns, with a score of relevance", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, of(memclient.Retrieve, asked(&q)), func(w io.Writer, list []layer.Scored) {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Retrieve, asked(&q)), func(w io.Writer, list []layer.Scored) {
 		for _, s := range list {
 			fmt.Fprintf(w, "%.2f  %s  %s  %s\n", s.Score, s.Time.Format(time.DateOnly), terminal.Escape(s.ID), oneLine(s.Text, 200))
 			untrusted(w, s.Untrusted)
@@ -101,7 +101,7 @@ func newContext(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "context NAME WORD...", Aliases: []string{"format_for_context"}, Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVar(&q.Budget, "budget", 2000, "tokens at most")
-	return cli.Shows(g, c, of(memclient.FormatForContext, asked(&q)), printAnswer)
+	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, asked(&q)), printAnswer)
 }
 
 func newTurn(g *cli.Globals) *cobra.Command {
