@@ -2,6 +2,8 @@ package vault_test
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -273,4 +275,88 @@ func TestDatabaseUsers(t *testing.T) {
 	}
 	broker.Replace(nil, "")
 	must.Soon(t, "that all users are gone", func() bool { return users() == 0 && len(l.List()) == 0 })
+}
+
+// Requests go on while Vault is sealed, down and back: those with a lease that lives or in
+// their grace get it, the others fail and say why, and nothing stays broken.
+func TestVaultIsAway(t *testing.T) {
+	t.Parallel()
+	s, again := lasting(t)
+	v := connect(t, s.withToken(t, s.withEngines(t)))
+	l, _, _ := leases(t, filepath.Join(t.TempDir(), "leases"))
+	kv := func() credential.Source { return brief{source(t, v, "secret/data/openai", "token")} }
+	agent := policy.VaultSource{Path: "pki/issue/agent", Parameters: map[string]string{"common_name": "agent.example.com"}}
+	b := credential.New(credential.Options{
+		Sources: map[string]credential.Source{
+			"lease": engine(t, v, l, "lease", agent), "grace": credential.Lasting{Source: kv(), Grace: time.Hour}, "none": kv(), "new": kv(),
+		},
+		Bound: func(string, string, uint16) bool { return true },
+	})
+	t.Cleanup(func() { b.Retain(func(string, string) bool { return false }) })
+	lease := func(name string) error {
+		_, err := b.Lease(t.Context(), name, credential.Binding{Host: "api.example.com", Port: 443, Verified: true, Sandbox: "a"})
+		return err
+	}
+	for _, name := range []string{"lease", "grace", "none"} {
+		must.OK(t, lease(name))
+	}
+	// away has requests come from all sides until those without grace have failed a while.
+	away := func(says string) {
+		t.Helper()
+		must.Soon(t, "the end of what has no grace", func() bool { return lease("none") != nil })
+		var load sync.WaitGroup
+		for range 16 {
+			load.Go(func() {
+				for range 50 {
+					for _, name := range []string{"lease", "grace"} {
+						if err := lease(name); err != nil {
+							t.Errorf("%s: %v", name, err)
+						}
+					}
+					for _, name := range []string{"none", "new"} {
+						if err := lease(name); !errors.Is(err, credential.ErrUnavailable) || !strings.Contains(err.Error(), says) {
+							t.Errorf("%s: %v, want one that says %q", name, err, says)
+						}
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+		}
+		load.Wait()
+	}
+	back := func() {
+		t.Helper()
+		for _, name := range []string{"lease", "grace", "none", "new"} {
+			must.Soon(t, name, func() bool { return lease(name) == nil })
+		}
+		b.Replace(map[string]credential.Source{
+			"lease": engine(t, v, l, "lease", agent), "grace": credential.Lasting{Source: kv(), Grace: time.Hour}, "none": kv(), "new": kv(),
+		}, "") // so that "new" is new again
+		for _, name := range []string{"lease", "grace", "none"} {
+			must.OK(t, lease(name))
+		}
+	}
+
+	must.OK(t, s.root.Sys().Seal())
+	away("is sealed")
+	_, err := s.root.Sys().Unseal(s.unsealKey(t))
+	must.OK(t, err)
+	back()
+	s.stop()
+	away("cannot be reached")
+	again()
+	back()
+}
+
+// brief is a source that holds for half a second.
+type brief struct{ *vault.Source }
+
+func (brief) TTL() time.Duration { return 500 * time.Millisecond }
+
+// unsealKey is in base64, as the API takes it.
+func (s *server) unsealKey(t *testing.T) string {
+	t.Helper()
+	key, err := hex.DecodeString(s.UnsealKey)
+	must.OK(t, err)
+	return base64.StdEncoding.EncodeToString(key)
 }
