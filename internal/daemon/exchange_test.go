@@ -63,6 +63,7 @@ credentials:
 	}
 
 	d, cfg := sinkDaemon(t, dir, text)
+	must.OK(t, d.openLeases(t.Context()))
 	d.inForce.Store(cfg)
 	set := func(login string) {
 		t.Helper()
