@@ -22,6 +22,9 @@ func (v *validator) logins(path string, in *policy.Inject) (given int) {
 	}{{"postgres", in.Postgres}, {"redis", in.Redis}} {
 		if l.LoginInject != nil {
 			given++
+			if l.key == "postgres" && l.Username == "" {
+				v.say(policy.BadInject, path+".postgres", "has no username", `write username: and the role to log in as, or "{{ .username }}"`)
+			}
 			v.template(path+"."+l.key+".username", l.Username, false)
 			v.template(path+"."+l.key+".password", l.Password, true)
 		}
