@@ -18,6 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -278,6 +279,21 @@ func databaseCancel(t *testing.T, e *databaseEnv) {
 	must.Soon(t, "the query", func() bool {
 		return e.postgres.SQL("select count(*) from pg_stat_activity where query like '%pg_sleep(600)%' and usename = 'app'") == "1"
 	})
+	// Another client of the gateway, with the same key.
+	other, err := e.connect(t.Context(), "tcp", fmt.Sprintf("%s:%d", databaseHost, e.postgres.Port))
+	must.OK(t, err)
+	request, err := (&pgproto3.CancelRequest{ProcessID: c.PgConn().PID(), SecretKey: c.PgConn().SecretKey()}).Encode(nil)
+	must.OK(t, err)
+	_, err = other.Write(request)
+	must.OK(t, err)
+	if answer, _ := io.ReadAll(other); len(answer) > 0 {
+		t.Errorf("another client is answered %q", answer)
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("another client has ended the query: %v", err)
+	default:
+	}
 	must.OK(t, c.PgConn().CancelRequest(t.Context()))
 	var canceled *pgconn.PgError
 	if err := <-done; !errors.As(err, &canceled) || canceled.Code != "57014" {
