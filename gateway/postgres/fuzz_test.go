@@ -68,7 +68,7 @@ func TestAccept(t *testing.T) {
 		{"a role", startup(v3, "user", "u", "role", "admin"), "", postgres.CodeUnsupported, ""},
 		{"a role in options", startup(v3, "user", "u", "options", "-c role=admin"), "", postgres.CodeUnsupported, ""},
 		{"a flag in options", startup(v3, "user", "u", "options", "-e"), "", postgres.CodeUnsupported, ""},
-		{"a backslash in options", startup(v3, "user", "u", "options", `-c search_path=a\ -crole=b`), "", postgres.CodeUnsupported, ""},
+		{"a backslash in options", startup(v3, "user", "u", "options", `-c application_name=a\b`), "", postgres.CodeUnsupported, ""},
 		{"no user", startup(v3, "database", "d"), "", postgres.CodeLogin, ""},
 		{"nothing", startup(v3), "", postgres.CodeLogin, ""},
 		{"version 2", startup(2<<16, "user", "u"), "", postgres.CodeProtocol, ""},

@@ -136,14 +136,11 @@ func (h *Handler) session(c wire.Conn, g wire.Grant, client net.Conn, o *Opening
 		return true, plainly(err)
 	}
 	_ = far.SetDeadline(time.Now().Add(c.HandshakeTimeout()))
-	s, err := Login(far, Account{
-		User:     fields[credential.FieldUsername].Reveal(),
-		Password: fields[credential.FieldPassword].Reveal(),
-		Database: o.Database,
-	}, o)
+	password := fields[credential.FieldPassword].Reveal()
+	s, err := Login(far, Account{User: fields[credential.FieldUsername].Reveal(), Password: password, Database: o.Database}, o)
 	if refused := (*LoginError)(nil); errors.As(err, &refused) {
 		h.log.Error("a database did not take the login", "credential", g.Injection().Credential, "host", c.Destination().Host,
-			"database", o.Database, "decision", g.ID(), "error", g.Texts().String(refused.Error()))
+			"database", o.Database, "decision", g.ID(), "error", wire.Without(refused.Error(), password))
 		err = wire.ErrRefused
 	}
 	if err != nil {

@@ -84,7 +84,7 @@ func (h *Handler) session(c wire.Conn, g wire.Grant, client net.Conn) (whole boo
 	err = Login(far, s.Account)
 	if refused := (*LoginError)(nil); errors.As(err, &refused) {
 		h.log.Error("a Redis server did not take the login", "credential", g.Injection().Credential, "host", c.Destination().Host,
-			"decision", g.ID(), "error", g.Texts().String(refused.Error()))
+			"decision", g.ID(), "error", wire.Without(refused.Error(), s.Account.Password))
 		err = wire.ErrRefused
 	}
 	if err != nil {

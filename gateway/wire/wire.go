@@ -34,6 +34,11 @@ var (
 	ErrProtocol = errors.New("the server's answer could not be read")
 )
 
+// Without is a text of a server without the secret that it was sent, for the log.
+func Without(text, secret string) string {
+	return scrub.New([]scrub.Value{{Text: secret}}).Texts(nil).String(text)
+}
+
 // Handler speaks one protocol.
 type Handler interface {
 	// Serve carries a sandbox's connection until it ends, and returns when all that it
