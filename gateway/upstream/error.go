@@ -103,6 +103,11 @@ func (e *Error) hint() string {
 		return fmt.Sprintf("the sandbox has %d connections open already: close some", maxConns)
 	case KindBroken:
 		if !errors.Is(e.Err, http1.ErrFields) && !errors.Is(e.Err, errInformational) {
+			// In TLS 1.3 a server refuses a certificate after the handshake, and a reset can
+			// overtake its alert (RFC 8446, section 4.4.2.4).
+			if e.Shown != "" {
+				return fmt.Sprintf("the connection broke before there was an answer: perhaps the upstream refuses the client certificate of credential %q", e.Shown)
+			}
 			break
 		}
 		return fmt.Sprintf("the answer's head has more than %d KiB or %d fields, or more than %d follow its body", maxResponseHeader>>10, http1.MaxFields, http1.MaxTrailers)
