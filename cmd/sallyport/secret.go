@@ -31,13 +31,14 @@ func newSecret(g *cli.Globals) *cobra.Command {
 }
 
 func newSecretSet(g *cli.Globals) *cobra.Command {
-	var fields []string
+	var fields, files []string
 	c := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Set a secret from standard input or a prompt, never from an argument",
 		Example: `  sallyport secret set openai-api-key           # asks
   sallyport secret set openai-api-key < key.txt
-  sallyport secret set corporate-proxy --field username --field password   # a line for each`,
+  sallyport secret set corporate-proxy --field username --field password   # a line for each
+  sallyport secret set ledger-client --file certificate=client.pem --file key=client.key`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
 				// It is in the shell's history by now; say so.
@@ -47,10 +48,23 @@ func newSecretSet(g *cli.Globals) *cobra.Command {
 		},
 	}
 	c.Flags().StringArrayVar(&fields, "field", []string{"token"}, "name of a field, for templates; once for each field of the secret")
+	c.Flags().StringArrayVar(&files, "file", nil, "field=path: a field that is in a file, as PEM or JSON")
 	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
-		values, err := readSecret(cmd, args[0], fields)
+		values, err := readFiles(files)
 		if err != nil {
 			return err
+		}
+		if len(files) == 0 || cmd.Flags().Changed("field") {
+			asked, err := readSecret(cmd, args[0], fields)
+			if err != nil {
+				return err
+			}
+			for field, value := range asked {
+				if _, twice := values[field]; twice {
+					return cli.Usagef("--field and --file both name %s", field)
+				}
+				values[field] = value
+			}
 		}
 		if slices.Contains(slices.Collect(maps.Values(values)), "") {
 			return errors.New("the secret is empty: type it at the prompt, or pipe it in")
@@ -67,6 +81,26 @@ func newSecretSet(g *cli.Globals) *cobra.Command {
 		}
 		return g.Done(cmd, "set", args[0])
 	})
+}
+
+// readFiles reads the fields that are in files, without the last line's end.
+func readFiles(files []string) (map[string]string, error) {
+	values := make(map[string]string, len(files))
+	for _, f := range files {
+		field, path, ok := strings.Cut(f, "=")
+		if _, twice := values[field]; !ok || twice {
+			return nil, cli.Usagef("--file %s: write each field once, as certificate=client.pem", f)
+		}
+		p, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("reading the secret: %w", err)
+		}
+		if len(p) > maxSecret {
+			return nil, fmt.Errorf("%s is longer than %d bytes", path, maxSecret)
+		}
+		values[field] = strings.TrimSuffix(string(p), "\n")
+	}
+	return values, nil
 }
 
 // readSecret reads the values of a secret's fields from prompts without echo, or

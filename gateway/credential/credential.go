@@ -26,7 +26,7 @@ var (
 	ErrStale       = errors.New("the policy has changed since the decision")
 	ErrNoSecret    = errors.New("the credential has no secret yet")
 	ErrShort       = fmt.Errorf("its secret is shorter than %d bytes, which is not injected unless allowShort names the field", MinSecret)
-	ErrUnfit       = errors.New("its secret is not what its rule gives")
+	ErrUnfit       = errors.New("its secret does not fit what it is for")
 	ErrUnavailable = errors.New("the secret's source cannot be reached")
 	ErrRefused     = errors.New("the secret's source refused")
 )

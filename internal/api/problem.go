@@ -102,6 +102,7 @@ var problems = []struct {
 	{access.ErrPortsFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
+	{credential.ErrUnfit, http.StatusBadRequest, "bad-request"},
 	{sandbox.ErrBadSpec, http.StatusBadRequest, "bad-spec"},
 	{sandbox.ErrCompared, http.StatusTooManyRequests, "too-many-values"},
 	{sandbox.ErrImage, http.StatusForbidden, "image"},

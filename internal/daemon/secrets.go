@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,6 +103,9 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 	if err := s.writable(name); err != nil {
 		return err
 	}
+	if err := s.d.unfit(name, fields); err != nil {
+		return err
+	}
 	if _, err := s.d.store.SetBy(audit.NameOf(ctx), name, fields); err != nil {
 		return err
 	}
@@ -122,8 +126,39 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 	return s.say(ctx, name, "removed")
 }
 
+// unfit says why the configuration's exchange or rules could do nothing with a secret, so
+// that whoever sets it is told before a request is.
+func (d *daemon) unfit(name string, fields map[string]credential.Secret) error {
+	cfg := d.inForce.Load()
+	for _, c := range cfg.Credentials {
+		if c.Name == name && c.Exchange != nil { // rules give what it is exchanged for
+			if err := exchange.Check(*c.Exchange, fields); err != nil {
+				return fmt.Errorf("%w: exchange of credential %s: %w", credential.ErrUnfit, name, err)
+			}
+			return nil
+		}
+	}
+	for _, rule := range cfg.EgressAuth {
+		if rule.AuthRef != name {
+			continue
+		}
+		if err := credential.Check(injectOf(rule), fields, time.Now()); err != nil {
+			return fmt.Errorf("%w: egressAuth rule %s: %w; --field or --file names each field that it is set with",
+				credential.ErrUnfit, cmp.Or(rule.Name, rule.AuthRef+"@"+rule.Destination), err)
+		}
+	}
+	return nil
+}
+
+func injectOf(rule policy.EgressAuthRule) policy.Inject {
+	if rule.Inject == nil {
+		return policy.Inject{}
+	}
+	return *rule.Inject
+}
+
 // short says of each secret of the embedded store that the configuration's rules would
-// not inject for its length why that is.
+// not give, for its length or its form, why that is.
 func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]string {
 	all := map[string]string{}
 	for _, rule := range cfg.EgressAuth {
@@ -137,11 +172,11 @@ func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]strin
 		if err != nil {
 			continue // each request says why
 		}
-		var inject policy.Inject
-		if rule.Inject != nil {
-			inject = *rule.Inject
+		if err := credential.Check(injectOf(rule), m.Fields, time.Now()); err != nil {
+			all[rule.AuthRef] = err.Error()
+			continue
 		}
-		for _, field := range credential.Short(inject, m.Fields) {
+		for _, field := range credential.Short(injectOf(rule), m.Fields) {
 			if !slices.Contains(cfg.Credentials[i].AllowShort, field) {
 				all[rule.AuthRef] = fmt.Sprintf("field %s is shorter than %d bytes and is not injected: set a longer one, or name it in allowShort", field, credential.MinSecret)
 				break
@@ -151,7 +186,8 @@ func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]strin
 	return all
 }
 
-// warn says in the log which secrets are too short, before a request finds out.
+// warn says in the log which secrets are too short or do not fit, before a request finds
+// out.
 func (d *daemon) warn(ctx context.Context, cfg *config.Config) {
 	short := d.short(ctx, cfg)
 	for _, name := range slices.Sorted(maps.Keys(short)) {
