@@ -12,6 +12,7 @@ import (
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sigv4"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
 	"sallyport/gateway/upstream"
@@ -74,6 +75,11 @@ func failed(err error, id string) *answer.Answer {
 		a.Rule, a.Remedy = PlaceholderRule, "The request was broken off before the placeholder had left. "+(&misplacedError{credential: found.Credential, place: policy.PlaceBody}).remedy()
 		return a
 	}
+	var bad *credential.RequestError
+	if errors.As(err, &bad) {
+		a.Remedy = "Nothing was sent."
+		return a
+	}
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
@@ -101,11 +107,16 @@ func status(err error) int {
 	var reach *upstream.Error
 	var gone *live.Revoked
 	var over *exceededError
+	var bad *credential.RequestError
 	switch {
 	case errors.As(err, &gone):
 		return http.StatusForbidden
 	case errors.As(err, new(*placeholder.FoundError)):
 		return http.StatusForbidden
+	case errors.As(err, &bad):
+		return bad.Status
+	case errors.Is(err, sigv4.ErrChunks):
+		return http.StatusBadRequest
 	case errors.As(err, &over):
 		return over.status()
 	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), errors.Is(err, credential.ErrUnsaved), leasing(err):
@@ -137,9 +148,14 @@ func explain(err error) string {
 	var found *placeholder.FoundError
 	leased, isLease := leaseOf(err)
 	var over *exceededError
+	var bad *credential.RequestError
 	switch {
 	case errors.As(err, &gone):
 		return gone.Error()
+	case errors.As(err, &bad):
+		return bad.Reason
+	case errors.Is(err, sigv4.ErrChunks):
+		return sigv4.ErrChunks.Error()
 	case errors.As(err, &over):
 		return over.reason
 	case isLease:

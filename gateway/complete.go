@@ -46,6 +46,7 @@ func (q *request) complete(r *http.Request) {
 	if q.holding != nil {
 		q.gateway.bodies.Give(q.identity.ID, q.holding.room)
 	}
+	q.signed.Drop()
 	q.heads.Release()
 	q.grant.meter.end()
 	if p != nil || broken {
@@ -88,6 +89,10 @@ func (q *request) recordCompletion() {
 	if strays > 0 {
 		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
 		c.SeverityID = audit.SeverityHigh
+	}
+	if q.clock != "" {
+		c.Message = strings.TrimPrefix(c.Message+"; "+q.clock, "; ")
+		c.SeverityID = audit.SeverityMedium
 	}
 	stolen := q.holding.theft()
 	if stolen != nil {

@@ -58,7 +58,7 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 		d = floor(d, "plain-credential", "a credential goes over TLS only: use https")
 		return d, q.deny(r, d)
 	}
-	if d = q.ownDenied(d, r); d.Action != policy.Allow {
+	if d = q.unfitting(d, r); d.Action != policy.Allow {
 		return d, q.deny(r, d)
 	}
 	if d = q.priced(d); d.Action != policy.Allow {
@@ -72,15 +72,19 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 	return d, nil
 }
 
-// ownDenied denies what has something of the sandbox's own where a rule with own: deny puts
-// a credential.
-func (q *request) ownDenied(d policy.Decision, r *http.Request) policy.Decision {
+// unfitting denies a request that cannot be given a credential as its rule says: it has
+// something of the sandbox's own in the place of one with own: deny, or is not signed for
+// what may be signed.
+func (q *request) unfitting(d policy.Decision, r *http.Request) policy.Decision {
 	for _, i := range d.Inject {
+		reason := ""
 		if i.DenyOwn && !q.holding.fills(i, r) && credential.Own(i.Inject, r) {
-			return policy.Decision{
-				Action: policy.Deny, Rule: d.Rule, RuleType: d.RuleType, Revision: d.Revision,
-				Reason: fmt.Sprintf("the request has its own %s, where credential %s goes: send it without", policy.Clean(i.Inject.Place()), policy.Clean(i.Credential)),
-			}
+			reason = fmt.Sprintf("the request has its own %s, where credential %s goes: send it without", policy.Clean(i.Inject.Place()), policy.Clean(i.Credential))
+		} else if err := credential.Refuses(i.Inject, r); err != nil {
+			reason = err.Error()
+		}
+		if reason != "" {
+			return policy.Decision{Action: policy.Deny, Rule: d.Rule, RuleType: d.RuleType, Reason: reason, Revision: d.Revision}
 		}
 	}
 	return d

@@ -9,6 +9,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/answer"
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/form"
 	"sallyport/gateway/websocket"
@@ -24,7 +25,11 @@ type injection struct {
 	// certificate is shown in the TLS handshake, nil for none.
 	certificate *tls.Certificate
 	renewal     renewal
-	said        string // what the completion tells of them
+	said        string           // what the completion tells of them
+	signed      *bodies.Buffered // the body, where it had to be read to be signed
+	signer      string           // the credential that signed the request
+	clock       string           // what the upstream's refusal says of this host's clock
+	unsigned    *http.Request    // as the sandbox sent it, where it has to be signed
 }
 
 // inject turns the sandbox's request into the one that leaves, with the credentials that
@@ -148,6 +153,9 @@ func (q *request) strip(r *http.Request) {
 // decision names. An account of the sandbox's own at an allowed destination would be a
 // way out.
 func (q *request) putCredentials(r *http.Request) error {
+	if slices.ContainsFunc(q.grant.decision.Inject, func(i policy.Injection) bool { return i.Inject.Signs() }) {
+		q.unsigned = head(r)
+	}
 	kept := q.holding.carriers(r, q.grant.decision)
 	q.strip(r)
 	askSearchable(r.Header)
@@ -163,7 +171,16 @@ func (q *request) binding() credential.Binding {
 // none but the placeholders that were kept of it.
 func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
 	to := q.binding()
-	for _, i := range q.grant.decision.Inject {
+	injections := slices.Clone(q.grant.decision.Inject)
+	slices.SortStableFunc(injections, func(a, b policy.Injection) int { return order(a) - order(b) })
+	replaced := false
+	for _, i := range injections {
+		if i.Inject.Signs() && !replaced {
+			replaced = true
+			if err := q.holding.replaceHead(r, kept); err != nil {
+				return err
+			}
+		}
 		if i.Inject.Placeholder != nil && !q.holding.needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
 			continue
 		}
@@ -174,11 +191,17 @@ func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
 		}
 		q.used = append(q.used, audit.CredentialUse{Lease: lease.Accessor, Name: lease.Name, Version: lease.Version})
 		q.renewal.note(lease, r, kept)
+		if i.Inject.Signs() {
+			lease.Signing = q.signing(r)
+		}
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{credential: i.Credential, err: err}
 		}
 		if c := lease.Certificate(); c != nil {
 			q.certificate = c
+		}
+		if i.Inject.Signs() {
+			q.signer = lease.Name
 		}
 		if err := q.expose(lease); err != nil {
 			return err
@@ -187,12 +210,21 @@ func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
 			q.holding.take(i, lease.Placeholder())
 		}
 	}
-	if err := q.holding.replaceHead(r, kept); err != nil {
-		return err
+	if !replaced {
+		if err := q.holding.replaceHead(r, kept); err != nil {
+			return err
+		}
 	}
-
 	credential.StripTrailers(r.Trailer, r.Header) // injected ones are among them
 	return nil
+}
+
+// order has what signs the request come last.
+func order(i policy.Injection) int {
+	if i.Inject.Signs() {
+		return 1
+	}
+	return 0
 }
 
 // passesCookies tells whether all rules that put a credential into the request let its

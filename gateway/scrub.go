@@ -31,6 +31,9 @@ func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.
 		q.gateway.logger.Info("upstream failed", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", explain(q.err))
 		return q.reply(failed(q.err, q.allowed.ID()), r)
 	}
+	if q.signer != "" {
+		q.checkClock(resp)
+	}
 	form.DropHops(resp.Header, q.form.upgrade)
 	q.tidy(resp.Header)
 	if resp.StatusCode != http.StatusSwitchingProtocols {

@@ -1,9 +1,14 @@
 package policy
 
-import "net/textproto"
+import (
+	"maps"
+	"net/textproto"
+	"slices"
+	"strings"
+)
 
 // InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query, cookie, clientCertificate, placeholder, tokenEndpoint, ssh, postgres and redis"
+const InjectKinds = "header, basic, query, cookie, clientCertificate, aws, hmac, placeholder, tokenEndpoint, ssh, postgres and redis"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -47,7 +52,18 @@ type Inject struct {
 	// Redis logs in to a Redis server.
 	// Example: {username: "{{ .username }}", password: "{{ .password }}"}
 	Redis *LoginInject `yaml:"redis" json:"redis,omitempty"`
+	// AWS signs requests anew (Signature Version 4 or 4a) that the sandbox's SDK has signed
+	// with keys that are worth nothing.
+	// Example: {service: s3, region: eu-central-1}
+	AWS *AWSInject `yaml:"aws" json:"aws,omitempty"`
+	// HMAC signs requests with a keyed hash (RFC 2104) of a text that is made of them.
+	// Example: {key: "{{ .key }}", sign: "{method}\n{path}\n{timestamp}\n{bodySha256}", headers: {X-Signature: "{signature}", X-Timestamp: "{timestamp}"}}
+	HMAC *HMACInject `yaml:"hmac" json:"hmac,omitempty"`
 }
+
+// Signs tells whether each request is signed. That comes last, when the rest of it is as
+// it leaves.
+func (i Inject) Signs() bool { return i.AWS != nil || i.HMAC != nil }
 
 type HeaderInject struct {
 	// Name is the header's.
@@ -97,6 +113,47 @@ type ClientCertificateInject struct {
 	Key string `yaml:"key" json:"key,omitempty"`
 }
 
+type AWSInject struct {
+	// Service is the one that requests may be signed for. Default: the one that the
+	// sandbox's SDK has signed for.
+	// Example: s3
+	Service string `yaml:"service" json:"service,omitempty"`
+	// Region is the one that requests may be signed for, with SigV4a the list of them, as
+	// the SDK sends it. Default: what the sandbox's SDK has signed for.
+	// Example: eu-central-1
+	Region string `yaml:"region" json:"region,omitempty"`
+}
+
+// What an HMACInject may say.
+const (
+	SHA1   = "sha1"
+	SHA256 = "sha256"
+	SHA512 = "sha512"
+	Hex    = "hex"
+	Base64 = "base64"
+)
+
+type HMACInject struct {
+	// Algorithm is the hash: sha1, sha256 or sha512. Default: sha256.
+	// Example: sha512
+	Algorithm string `yaml:"algorithm" json:"algorithm,omitempty"`
+	// Key is a template over the secret's fields: the bytes that are the key.
+	// Example: "{{ .key }}"
+	Key string `yaml:"key" json:"key"`
+	// Sign is the text that is signed. {method}, {host}, {path} (as it is sent), {query}
+	// (without ?), {timestamp} (seconds since 1970), {timestampMs}, {bodySha256} (hex) and
+	// {body} stand for the request's. A body that is named is read into memory first.
+	// Example: "{method}\n{path}\n{timestamp}\n{bodySha256}"
+	Sign string `yaml:"sign" json:"sign"`
+	// Headers are set, each to a template over the secret's fields in which {signature}
+	// and all of Sign's but the body stand for the request's too.
+	// Example: {X-Signature: "{signature}", X-Timestamp: "{timestamp}", X-Key-Id: "{{ .keyId }}"}
+	Headers map[string]string `yaml:"headers" json:"headers"`
+	// Encoding is that of the signature: hex or base64. Default: hex.
+	// Example: base64
+	Encoding string `yaml:"encoding" json:"encoding,omitempty"`
+}
+
 // Place names where an injection goes: two into one place cannot both arrive.
 // The zero Inject is the default, a bearer token.
 func (i Inject) Place() string {
@@ -113,6 +170,8 @@ func (i Inject) Place() string {
 		return "place of its placeholder"
 	case i.Protocol() != ProtocolTLS:
 		return string(i.Protocol()) + " login"
+	case i.HMAC != nil:
+		return "headers " + strings.Join(slices.Sorted(maps.Keys(i.HMAC.Headers)), ", ")
 	default:
 		return "header Authorization"
 	}

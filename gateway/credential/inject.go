@@ -53,6 +53,12 @@ func kindOf(i policy.Inject) (k kind, err error) {
 	if i.Placeholder != nil {
 		take(placeholderKind{})
 	}
+	if i.AWS != nil {
+		take(awsKind(*i.AWS))
+	}
+	if i.HMAC != nil {
+		take(hmacKind{i.HMAC})
+	}
 	switch given {
 	case 0:
 		return bearerKind{}, nil
@@ -64,12 +70,13 @@ func kindOf(i policy.Inject) (k kind, err error) {
 
 // composed is a kind with a secret's values in it.
 type composed struct {
-	put    func(*http.Request) // gives what is the same for each request
-	traces []Secret            // what a response could echo, besides the fields: what leaves, and what it was made of
-	length int                 // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
-	secret []string            // the fields that nobody may know, in the order of their use
-	short  []string            // those of them that are shorter than MinSecret
-	stands Secret              // what takes the place of a placeholder; empty for other kinds
+	put    func(*http.Request)                // gives what is the same for each request, or
+	sign   func(*http.Request, Signing) error // signs each; it may change one that it returns an error for
+	traces []Secret                           // what a response could echo, besides the fields: what leaves, and what it was made of
+	length int                                // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
+	secret []string                           // the fields that nobody may know, in the order of their use
+	short  []string                           // those of them that are shorter than MinSecret
+	stands Secret                             // what takes the place of a placeholder; empty for other kinds
 
 	certificate *tls.Certificate      // of certificateKind
 	fresh       func(time.Time) error // why it cannot be given any more, or yet; nil: it always can
@@ -119,6 +126,15 @@ func Short(i policy.Inject, fields map[string]Secret) []string {
 func Own(i policy.Inject, r *http.Request) bool {
 	k, err := kindOf(i)
 	return !i.TokenEndpoint && (err != nil || k.own(r))
+}
+
+// Refuses says why a sandbox's request, before [StripRequest], cannot be given the
+// credential in the way that an injection names, or nil. The error is for the sandbox.
+func Refuses(i policy.Inject, r *http.Request) error {
+	if i.AWS == nil {
+		return nil
+	}
+	return awsKind(*i.AWS).refuses(r)
 }
 
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {

@@ -1,8 +1,16 @@
 package credential_test
 
 import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/gateway/credential"
 	"sallyport/internal/test/must"
@@ -72,23 +80,51 @@ func TestOwn(t *testing.T) {
 	}
 }
 
+// had is a source that has been read, as the worker's is.
+type had credential.Material
+
+func (m had) Read(context.Context) (credential.Material, error) { return credential.Material(m), nil }
+
+func pair(t testing.TB) (certificate, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must.OK(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &k.PublicKey, k)
+	must.OK(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(k)
+	must.OK(t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
+}
+
 // The broker's part of a request with a lease that is there already: to check the binding,
 // take the lease and put the credential in.
 func BenchmarkWarm(b *testing.B) {
-	br := broker(map[string]credential.Source{"key": fields{"token": "tok-0123456789ab", "user": "deploy"}})
+	certificate, key := pair(b)
+	secret, err := fields{
+		"token": "tok-0123456789abcdef", "user": "deploy", "accessKeyId": "AKIDEXAMPLE", "secretAccessKey": "wJalrXUtnFEMI/K7MDENG", "certificate": certificate, "key": key,
+	}.Read(b.Context())
+	must.OK(b, err)
+	br := broker(map[string]credential.Source{"key": had(secret)})
 	for name, inject := range map[string]policy.Inject{
 		"bearer": {},
 		"header": header("X-Api-Key", "{{ .token }}"),
 		"basic":  basic("{{ .user }}", "{{ .token }}"),
 		"query":  query("key", "{{ .token }}"),
 		"cookie": cookie("session", "{{ .token }}"),
+		"hmac": {HMAC: &policy.HMACInject{
+			Key: "{{ .token }}", Sign: "{method}\n{path}\n{timestamp}", Headers: map[string]string{"X-Signature": "{signature}", "X-Timestamp": "{timestamp}"}}},
+		"aws":               {AWS: &policy.AWSInject{Service: "s3", Region: "eu-central-1"}},
+		"clientCertificate": {ClientCertificate: &policy.ClientCertificateInject{}},
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			r := request(b, "https://api.example.com/v1?q=1")
+			sent := r.Clone(b.Context())
 			for b.Loop() {
 				l, err := br.Lease(b.Context(), "key", api)
 				must.OK(b, err)
+				l.Signing = credential.Signing{Sent: sent, Now: time.Now()}
 				must.OK(b, l.Apply(r, inject))
 			}
 		})

@@ -23,6 +23,8 @@ type Lease struct {
 	Version string
 	// Accessor is that of the first reading of this version: see Material.
 	Accessor string
+	// Signing is set before Apply where the injection signs requests: see policy.Inject.Signs.
+	Signing Signing
 
 	to      Binding
 	secret  *secret
@@ -40,11 +42,12 @@ func (b Binding) on(port string) bool {
 
 // Apply puts the credential into a request, in place of what the request has
 // there. The zero Inject sets Authorization: Bearer with the secret's only
-// field, or the one named token. It changes nothing when it returns an error,
+// field, or the one named token. It changes nothing that leaves when it returns an error,
 // which never has the secret in it: one that wraps ErrNotBound when the request
 // does not go to the lease's destination over https, ErrNoSecret when the
 // secret lacks a field that the template names, ErrShort when such a field is
-// shorter than MinSecret and may not be, ErrUnfit when the kind has no use for the secret.
+// shorter than MinSecret and may not be, ErrUnfit when the kind has no use for the secret, and a
+// *RequestError when this request cannot be signed.
 //
 // Call StripRequest before.
 func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
@@ -63,7 +66,11 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 	if err := c.expired(time.Now()); err != nil {
 		return fmt.Errorf("injecting %q: %w", l.Name, err)
 	}
-	c.put(r)
+	if c.sign == nil {
+		c.put(r)
+	} else if err := c.sign(r, l.Signing); err != nil {
+		return fmt.Errorf("injecting %q: %w", l.Name, err)
+	}
 	l.applied = append(l.applied, c)
 	return nil
 }

@@ -149,8 +149,48 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		given++
 	}
 	given += v.logins(path, in)
+	if a := in.AWS; a != nil {
+		given++
+		for key, value := range map[string]string{"service": a.Service, "region": a.Region} {
+			if strings.ContainsAny(value, "/ \t\r\n") {
+				v.say(policy.BadInject, path+".aws."+key, fmt.Sprintf("%q is not one", policy.Clean(value)), "write it as it is in the name of the endpoint, as s3 or eu-central-1")
+			}
+		}
+	}
+	if h := in.HMAC; h != nil {
+		given++
+		v.hmac(path+".hmac", h)
+	}
 	if given != 1 {
 		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)
+	}
+}
+
+func (v *validator) hmac(path string, h *policy.HMACInject) {
+	v.template(path+".key", h.Key, true)
+	if !slices.Contains([]string{"", policy.SHA1, policy.SHA256, policy.SHA512}, h.Algorithm) {
+		v.say(policy.BadInject, path+".algorithm", fmt.Sprintf("is %q", policy.Clean(h.Algorithm)), "write sha1, sha256 or sha512")
+	}
+	if !slices.Contains([]string{"", policy.Hex, policy.Base64}, h.Encoding) {
+		v.say(policy.BadInject, path+".encoding", fmt.Sprintf("is %q", policy.Clean(h.Encoding)), "write hex or base64")
+	}
+	if h.Sign == "" || strings.Contains(h.Sign, "{{") {
+		v.say(policy.BadInject, path+".sign", "has no text to sign, or a field of the secret in it", `write one as "{method}\n{path}\n{timestamp}\n{bodySha256}"`)
+	}
+	signed := false
+	for name, value := range h.Headers {
+		at := path + ".headers." + name
+		if !policy.IsToken(name) || slices.Contains(unsettable, strings.ToLower(name)) {
+			v.say(policy.BadInject, at, "is not a header that a signature can be put in", "write one as X-Signature")
+		}
+		v.template(at, value, false)
+		if strings.Contains(value, "{body") {
+			v.say(policy.BadInject, at, "has the body in it", "write {signature}, {timestamp} or a field of the secret")
+		}
+		signed = signed || strings.Contains(value, "{signature}")
+	}
+	if !signed {
+		v.say(policy.BadInject, path+".headers", "has the signature nowhere", `write one as {X-Signature: "{signature}"}`)
 	}
 }
 

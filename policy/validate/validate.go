@@ -161,8 +161,8 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	if e.Own != "" && e.Own != policy.DenyOwn {
 		v.fail(path+".own", fmt.Sprintf("is %q", e.Own), "write deny, or leave it out so that what the sandbox put there is removed")
 	}
-	if e.Own != "" && e.Inject != nil && e.Inject.ClientCertificate != nil {
-		v.say(policy.NeverMatches, path+".own", "a sandbox has no part in the TLS handshake with the upstream", "remove it")
+	if e.Own != "" && e.Inject != nil && (e.Inject.ClientCertificate != nil || e.Inject.AWS != nil) {
+		v.say(policy.NeverMatches, path+".own", "a sandbox has no part in the TLS handshake with the upstream, and signs for AWS so that its requests can be signed anew", "remove it")
 	}
 	if e.AuthRef == "" {
 		v.say(policy.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")

@@ -69,6 +69,8 @@ func (p pairs) MarshalJSON() ([]byte, error) {
 var closed = map[string][]string{
 	"policy.EgressRule.Action":         {string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)},
 	"policy.Upstream.Resolve":          {policy.ResolveProxy},
+	"policy.HMACInject.Algorithm":      {policy.SHA1, policy.SHA256, policy.SHA512},
+	"policy.HMACInject.Encoding":       {policy.Hex, policy.Base64},
 	"policy.Approvals.Answer":          {policy.AnswerHold, policy.AnswerPoll},
 	"policy.Hours.Days":                {"mon", "tue", "wed", "thu", "fri", "sat", "sun"},
 	"policy.OAuth2Exchange.Grant":      {policy.GrantClientCredentials, policy.GrantRefreshToken, policy.GrantJWTBearer},
@@ -91,6 +93,7 @@ var needed = map[string][]string{
 	"policy.BasicInject":    {"username", "password"},
 	"policy.QueryInject":    {"name", "value"},
 	"policy.CookieInject":   {"name", "value"},
+	"policy.HMACInject":     {"key", "sign", "headers"},
 	"config.AppRole":        {"roleID", "secretIDFile"},
 
 	"policy.OAuth2Exchange":    {"tokenURL"},
