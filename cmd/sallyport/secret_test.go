@@ -42,10 +42,12 @@ func TestSecretThatDoesNotFit(t *testing.T) {
 - {destination: git.example.com, authRef: login, inject: {basic: {username: "{{ .username }}", password: "{{ .password }}"}}}
 - {destination: tracker.example.com, authRef: session, inject: {cookie: {name: s, value: "{{ .token }}"}}}
 - {destination: storage.googleapis.com, authRef: account}
+- {destination: git.example.com, ports: [22], authRef: deploy, inject: {ssh: {user: git, hostKeys: ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"]}}}
 credentials:
 - name: client
 - name: login
 - name: session
+- name: deploy
 - {name: account, exchange: {gcp: {scopes: [devstorage.read_only]}}}
 `)
 	certificate, key := pemPair(t, time.Now().Add(time.Minute))
@@ -69,6 +71,8 @@ credentials:
 		{"twice", canary, []string{"login", "--file", "password=" + no, "--field", "password"}, "both name password"},
 		{"no cookie", canary + ";", []string{"session"}, "a cookie cannot hold"},
 		{"no file", "", []string{"session", "--file", "token=" + no + "t"}, "no such file"},
+		{"a key of SSH", "", []string{"deploy", "--file", "privateKey=" + key}, ""},
+		{"no key of SSH", "", []string{"deploy", "--file", "privateKey=" + certificate}, "no private key of SSH"},
 		{"no service account", canary, []string{"account", "--field", "key"}, "set the JSON that Google Cloud gives"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/tls"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -84,20 +83,4 @@ func (l *Lease) Certificate() *tls.Certificate {
 		}
 	}
 	return nil
-}
-
-// Check says why the fields of a secret cannot be given in the way that a rule names, or
-// nil. No value of a field is in the error.
-func Check(i policy.Inject, fields map[string]Secret, now time.Time) error {
-	if len(fields) == 0 {
-		return errors.New("the secret has no field")
-	}
-	if i.TokenEndpoint { // which it is not given to
-		return nil
-	}
-	c, err := compose(i, fields)
-	if err != nil {
-		return err
-	}
-	return c.expired(now)
 }

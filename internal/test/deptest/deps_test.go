@@ -72,7 +72,7 @@ var homes = map[string][]string{
 	"sallyport/internal/daemon":           {"cmd/sallyport"},
 	"github.com/anishathalye/porcupine":   {"internal/test/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
-	"golang.org/x/crypto/ssh":             {"internal/ssh", "gateway/ssh", "gateway/ca", "sandbox/docker/trust", "policy/validate", "internal/e2e", "gateway/credential/vault"},
+	"golang.org/x/crypto/ssh":             {"internal/ssh", "gateway/ssh", "gateway/credential", "gateway/ca", "sandbox/docker/trust", "policy/validate", "internal/e2e"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 	"github.com/jackc/pgx":                {"gateway/postgres"}, // messages of the protocol
