@@ -40,6 +40,8 @@ func (h *handler) memoryRoutes() []route {
 		operation("/register_script", "registerScript", "MemoryScript", "200 MemoryScript The script", "Write a script, and its place in the index of scripts", ofMemory(h, (*keeper.Keeper).RegisterScript), changes),
 		operation("/find_scripts", "findScripts", "MemoryQuestion", "200 []MemoryScript The scripts", "Find scripts; without a query all of them", ofMemory(h, (*keeper.Keeper).FindScripts), reads),
 		operation("/record_outcome", "recordScriptOutcome", "MemoryScriptOutcome", "204 - It is noted", "Note how a run of a script ended", ofMemory(h, nothing((*keeper.Keeper).RecordOutcome)), changes),
+		operation("/put_artifact", "putMemoryArtifact", "MemoryArtifactRequest", "200 MemoryArtifact The artifact, without its contents", "Keep a result by its digest", ofMemory(h, (*keeper.Keeper).PutArtifact), changes),
+		operation("/get_artifact", "getMemoryArtifact", "MemoryArtifactRequest", "200 MemoryArtifact The artifact", "A result by its digest", ofMemory(h, (*keeper.Keeper).GetArtifact), reads),
 		operation("/checkpoint_state", "checkpointMemory", "", "200 MemoryCheckpoint The version and the files", "Make a checkpoint, and say which files have changed since the one before", ofMemory(h, memoryCheckpoint), changes),
 		operation("/compact", "compactMemory", "MemoryCompact", "200 application/x-ndjson Lines of JSON, each a MemoryStep; the last has the plan or the problem", "Make old entries summaries; their originals stay in the history", streamMemory(h, (*keeper.Keeper).Compact), changes),
 		operation("/history", "memoryHistory", "MemoryHistory", "200 MemoryCommits The newest commits that fit", "What has changed, when and by what", ofMemory(h, (*keeper.Keeper).Commits), reads),

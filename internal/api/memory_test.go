@@ -92,6 +92,10 @@ func TestMemory(t *testing.T) {
 			t.Errorf("scripts for %q: %+v", q.Query, list)
 		}
 	}
+	artifact := recall(t, c, memories.PutArtifact, keeper.ArtifactRequest{Data: []byte("a\x00b\xff")}, "a")
+	if got := recall(t, c, memories.GetArtifact, keeper.ArtifactRequest{Digest: artifact.Digest}, "a"); string(got.Data) != "a\x00b\xff" || got.Path != "artifacts/"+string(artifact.Digest) {
+		t.Errorf("the artifact: %+v", got)
+	}
 	if p := recall(t, c, memories.CheckpointState, none, "a"); p.Version == 0 || len(p.Files) == 0 {
 		t.Errorf("checkpoint: %+v", p)
 	}
@@ -156,6 +160,14 @@ func TestMemory(t *testing.T) {
 		}, http.StatusBadRequest},
 		"a key without a value": {func(ctx context.Context) error {
 			_, err := memories.GetState.Do(ctx, c, keeper.StateRequest{Key: "nothing"}, "a")
+			return err
+		}, http.StatusNotFound},
+		"a digest that is none": {func(ctx context.Context) error {
+			_, err := memories.GetArtifact.Do(ctx, c, keeper.ArtifactRequest{Digest: "../memories.md"}, "a")
+			return err
+		}, http.StatusBadRequest},
+		"another sandbox's artifact": {func(ctx context.Context) error {
+			_, err := memories.GetArtifact.Do(ctx, c, keeper.ArtifactRequest{Digest: artifact.Digest}, "b")
 			return err
 		}, http.StatusNotFound},
 		"nobody's memory": {func(ctx context.Context) error {

@@ -36,6 +36,8 @@ var (
 	RegisterScript   = operation[layer.Script, layer.Script]("/register_script")
 	FindScripts      = operation[keeper.Question, []layer.Script]("/find_scripts")
 	RecordOutcome    = operation[keeper.Outcome, client.None]("/record_outcome")
+	PutArtifact      = operation[keeper.ArtifactRequest, layer.Artifact]("/put_artifact")
+	GetArtifact      = operation[keeper.ArtifactRequest, layer.Artifact]("/get_artifact")
 	CheckpointState  = operation[client.None, keeper.Checkpoint]("/checkpoint_state")
 	History          = operation[keeper.HistoryRequest, keeper.Commits]("/history")
 	Diff             = operation[keeper.DiffRequest, []history.FileDiff]("/diff")

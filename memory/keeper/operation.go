@@ -259,6 +259,28 @@ func (k *Keeper) RecordOutcome(ctx context.Context, o memory.Owner, r Outcome) e
 	return err
 }
 
+// PutArtifact keeps contents by their digest.
+func (k *Keeper) PutArtifact(ctx context.Context, o memory.Owner, r ArtifactRequest) (a layer.Artifact, err error) {
+	err = k.in(ctx, o, func(ctx context.Context, u *use) error {
+		l := u.layers(ctx, "")
+		err := u.change(ctx, memory.ByAPI, func() (err error) {
+			a, err = l.PutArtifact(ctx, r.Data)
+			return err
+		})
+		a = l.JudgedArtifact(a)
+		return err
+	})
+	return a, err
+}
+
+// GetArtifact returns the contents of a digest.
+func (k *Keeper) GetArtifact(ctx context.Context, o memory.Owner, r ArtifactRequest) (layer.Artifact, error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (layer.Artifact, error) {
+		a, err := u.layers(ctx, "").Artifact(ctx, r.Digest)
+		return a, missing(err)
+	})
+}
+
 // Index records what the sandbox has changed, and brings the search index up to date,
 // which the next search does otherwise. It tells step how far it is. The end of ctx breaks
 // it off: what is indexed by then need not be again, and a search does the rest.

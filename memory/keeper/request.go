@@ -70,6 +70,12 @@ type Outcome struct {
 	Note string `json:"note,omitempty"`
 }
 
+// ArtifactRequest has the contents of an artifact, in base64, or names one.
+type ArtifactRequest struct {
+	Data   []byte        `json:"data,omitempty"`
+	Digest memory.Digest `json:"digest,omitempty"`
+}
+
 // HistoryRequest selects commits.
 type HistoryRequest struct {
 	Path        string    `json:"path,omitempty"`

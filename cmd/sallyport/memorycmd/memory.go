@@ -3,7 +3,7 @@
 //
 //	read.go      ls, view: without a daemon
 //	recall.go    prompt, search, store, retrieve, context: what is remembered
-//	state.go     state, script, tool: what agents work with
+//	state.go     state, script, artifact, tool: what agents work with
 //	history.go   history, diff, rollback, checkpoint, verify, compact
 //	quarantine.go  quarantine, quarantined, release, discard
 //	progress.go  how far a long work is
@@ -28,7 +28,7 @@ import (
 func New(g *cli.Globals) *cobra.Command {
 	return cli.Group("memory", "Read, search and roll back the file-backed memory of a sandbox",
 		newList(g), newView(g), newPrompt(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g), newTurn(g),
-		newState(g), newScript(g), newTool(g),
+		newState(g), newScript(g), newArtifact(g), newTool(g),
 		newHistory(g), newDiff(g), newRollback(g), newCheckpoint(g), newVerify(g), newCompact(g),
 		newQuarantine(g), newQuarantined(g), newRelease(g), newDiscard(g), newBench(g))
 }

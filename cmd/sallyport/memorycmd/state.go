@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
@@ -90,6 +91,37 @@ from what was registered is not run.`,
 			r.Name = args[1]
 			return r, nil
 		}), silent[client.None]))
+}
+
+func newArtifact(g *cli.Globals) *cobra.Command {
+	put := &cobra.Command{
+		Use: "put NAME FILE", Short: "Keep a file by its digest; - is standard input", Args: cli.Exactly("NAME", "FILE"),
+		Example: "  sallyport memory artifact put demo report.pdf",
+	}
+	get := &cobra.Command{
+		Use: "get NAME DIGEST", Short: "Write what has a digest to standard output", Args: cli.Exactly("NAME", "DIGEST"),
+		Long: `Write what has a digest to standard output, as it is; to a terminal with its control
+characters escaped. Contents that differ from the digest are an error.`,
+	}
+	return cli.Group("artifact", "Results, by the SHA-256 of their contents",
+		cli.Shows(g, put, of(memclient.PutArtifact, func(args []string) (r keeper.ArtifactRequest, err error) {
+			if args[1] == "-" {
+				r.Data, err = io.ReadAll(put.InOrStdin())
+			} else {
+				r.Data, err = os.ReadFile(args[1])
+			}
+			return r, err
+		}), func(w io.Writer, a layer.Artifact) { fmt.Fprintln(w, a.Digest) }),
+		cli.Shows(g, get, of(memclient.GetArtifact, func(args []string) (keeper.ArtifactRequest, error) {
+			return keeper.ArtifactRequest{Digest: memory.Digest(args[1])}, nil
+		}), func(w io.Writer, a layer.Artifact) {
+			if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+				printText(w, string(a.Data))
+			} else {
+				_, _ = w.Write(a.Data)
+			}
+			untrusted(get.ErrOrStderr(), a.Untrusted)
+		}))
 }
 
 func newTool(g *cli.Globals) *cobra.Command {
