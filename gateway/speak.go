@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/event"
@@ -84,6 +85,7 @@ func (s spoken) Ask(ctx context.Context, r wire.Request) (wire.Grant, error) {
 	d, epoch := q.decide(ctx), uint64(0)
 	if d.Action == policy.Approve && g.approvals != nil {
 		if d, epoch = q.approve(ctx, d); d.Action == "" {
+			q.cancel()
 			return nil, cmp.Or(ctx.Err(), errClient)
 		}
 		d = q.enter(ctx, d, epoch)
@@ -93,7 +95,6 @@ func (s spoken) Ask(ctx context.Context, r wire.Request) (wire.Grant, error) {
 	}
 	if d.Action != policy.Allow {
 		g.live.Leave(&q.handle)
-		q.cancel()
 		return nil, q.deny(d)
 	}
 	q.meter.unreadable()
@@ -190,6 +191,9 @@ func (q *exchange) enter(ctx context.Context, d policy.Decision, epoch uint64) p
 	return d
 }
 
+// maxShown bounds what an operator is shown of a command, in bytes.
+const maxShown = 2 << 10
+
 // approve holds the request until an operator has answered. A zero decision: the sandbox
 // has gone.
 func (q *exchange) approve(ctx context.Context, d policy.Decision) (policy.Decision, uint64) {
@@ -208,16 +212,18 @@ func (q *exchange) approve(ctx context.Context, d policy.Decision) (policy.Decis
 	h.decide = q.judge
 	h.subject = func(d policy.Decision) approval.Subject {
 		s := q.target.subject(q.peer, d)
-		s.Method, s.Path, s.Target, s.Length = q.asked.Method, q.asked.Path, q.asked.Path, -1
+		s.Method, s.Path, s.Target = q.asked.Method, q.asked.Path, q.asked.Path
+		if q.asked.Command != "" {
+			s.Target = q.asked.Command[:min(len(q.asked.Command), maxShown)]
+		}
+		// What is said on the channel is no part of the question, all of the command is.
+		s.Body = bodies.Digest([]byte(q.asked.Command))
 		return s
 	}
 	d, v, err := h.wait(within, d)
 	switch {
 	case err == nil && v.State == "":
-		if d.Action == policy.Allow {
-			return q.decide(ctx), h.epoch
-		}
-		return d, h.epoch
+		return d, h.epoch // which asks for no operator any more
 	case err == nil && v.State == approval.Approved:
 		return approved(d, v, policy.Allow), h.epoch
 	case ctx.Err() != nil, errors.Is(err, errClient), errors.Is(err, errClosed):
@@ -238,6 +244,7 @@ func (q *exchange) event(d policy.Decision) *audit.Event {
 
 // deny records a denial.
 func (q *exchange) deny(d policy.Decision) *wire.Denied {
+	q.cancel()
 	d.Revision = cmp.Or(d.Revision, q.gateway.revision())
 	id := q.gateway.denial(q.peer, q.target, q.event(d))
 	q.gateway.metrics.Decided(policy.PhaseRequest, d)

@@ -30,6 +30,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
+	"sallyport/policy/approval"
 	"sallyport/policy/engine"
 )
 
@@ -53,6 +54,7 @@ type sshEnv struct {
 	key     string // PEM, that logs in
 	hostKey string // of the server, as a rule pins it
 	known   string // known_hosts of the sandbox
+	asked   gateway.Approvals
 }
 
 // sshKey returns a new private key as PEM, and its public line.
@@ -104,6 +106,7 @@ func newSSHEnv(t *testing.T, rules string, change ...func(l *sshEnv, secret fiel
 	})
 	must.OK(t, err)
 	l.env = newEnv(t, func(o *gateway.Options) {
+		o.Approvals = l.asked
 		o.Handlers = map[policy.Protocol]wire.Handler{policy.ProtocolSSH: &gatewayssh.Handler{
 			HostKeys: keys,
 			Logger:   slog.New(slog.NewTextHandler(logWriter{t}, nil)),
@@ -112,10 +115,7 @@ func newSSHEnv(t *testing.T, rules string, change ...func(l *sshEnv, secret fiel
 	l.known = l.folder + "/known_hosts"
 	must.OK(t, os.WriteFile(l.known, append([]byte("@cert-authority * "), ssh.MarshalAuthorizedKey(ca.PublicKey())...), 0o600))
 	l.hosts["git.example.test"] = address
-	c, err := config.Parse("sallyport.yaml", []byte(strings.NewReplacer("KEY", `"`+l.hostKey+`"`, "REPO", l.folder).Replace(rules)))
-	must.OK(t, err)
-	p, err := engine.Compile(t.Context(), c.Document, engine.Options{})
-	must.OK(t, err)
+	p := l.compile(t, rules)
 	l.policy(func(in policy.Input) policy.Decision { return p.Decide(context.Background(), in) })
 	l.env.broker = credential.New(credential.Options{Sources: map[string]credential.Source{"key": secret}, Bound: p.Bound, AllowShort: p.AllowsShort})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -142,6 +142,16 @@ func newSSHEnv(t *testing.T, rules string, change ...func(l *sshEnv, secret fiel
 		}
 	}()
 	return l
+}
+
+// compile makes a policy of rules: see newSSHEnv.
+func (l *sshEnv) compile(t *testing.T, rules string) *engine.Policy {
+	t.Helper()
+	c, err := config.Parse("sallyport.yaml", []byte(strings.NewReplacer("KEY", `"`+l.hostKey+`"`, "REPO", l.folder).Replace(rules)))
+	must.OK(t, err)
+	p, err := engine.Compile(t.Context(), c.Document, engine.Options{})
+	must.OK(t, err)
+	return p
 }
 
 // sshd starts Debian's server and returns its address.
@@ -456,6 +466,58 @@ func TestSSHHostile(t *testing.T) {
 	_ = client.Close()
 	if out, err := l.ssh(t, "echo still"); err != nil || !strings.Contains(out, "still") {
 		t.Errorf("another client: %v %s", err, out)
+	}
+}
+
+const askRule = `egress: [{destination: "git.example.test:22", action: approve}]` + execRule
+
+// TestSSHApproval: an operator is asked about each request, and the client waits.
+func TestSSHApproval(t *testing.T) {
+	operators := newOperatorStore(t)
+	l := newSSHEnv(t, askRule, func(l *sshEnv, _ fields) { l.asked = operators })
+	ask := func(yes bool) (string, error) {
+		type result struct {
+			out string
+			err error
+		}
+		done := make(chan result, 1)
+		go func() {
+			out, err := l.ssh(t, "echo approved")
+			done <- result{out, err}
+		}()
+		r := operators.waiting(t, 1)[0]
+		if s := r.Subject; s.Method != "exec" || s.Path != "/" || s.Protocol != "ssh" || s.Target != "echo approved" || len(s.Credentials) != 1 {
+			t.Errorf("asked about %+v", s)
+		}
+		_, err := operators.Answer(r.ID, approval.Answer{Approve: yes}, approval.Operator{Name: "olga"})
+		must.OK(t, err)
+		got := <-done
+		return got.out, got.err
+	}
+	if out, err := ask(true); err != nil || !strings.Contains(out, "approved\n") {
+		t.Errorf("%v %s", err, out)
+	}
+	// A request that waits goes on when the policy needs no approval any more, and ends with
+	// what allows it then.
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.ssh(t, "echo > "+l.folder+"/begun; sleep 100")
+		done <- err
+	}()
+	operators.waiting(t, 1)
+	open := l.compile(t, execRule)
+	l.policy(func(in policy.Input) policy.Decision { return open.Decide(context.Background(), in) })
+	l.gateway.Redecide()
+	must.Soon(t, "the command runs", func() bool { _, err := os.Stat(filepath.Join(l.folder, "begun")); return err == nil })
+	l.policy(func(policy.Input) policy.Decision { return policy.Decision{Action: policy.Deny, Reason: "no more"} })
+	l.gateway.Redecide()
+	if err := <-done; exitOf(err) == 0 {
+		t.Errorf("it ended with %v", err)
+	}
+	asking := l.compile(t, askRule)
+	l.policy(func(in policy.Input) policy.Decision { return asking.Decide(context.Background(), in) })
+	if out, err := ask(false); exitOf(err) != 128 || !strings.Contains(out, "denied by olga") {
+		t.Errorf("%v %s", err, out)
 	}
 }
 

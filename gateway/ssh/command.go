@@ -39,7 +39,7 @@ func parse(line string) (r wire.Request, command string, err error) {
 	if len(line) > maxCommand || strings.IndexByte(line, 0) >= 0 {
 		return wire.Request{Method: policy.SSHExec, Path: "/"}, "", errors.New("the command is too long, or has a zero byte in it")
 	}
-	return wire.Request{Method: policy.SSHExec, Path: "/"}, line, nil
+	return wire.Request{Method: policy.SSHExec, Path: "/", Command: line}, line, nil
 }
 
 // repository reads the argument of a command of git: one word, perhaps in single quotes.

@@ -171,6 +171,8 @@ func TestQuestions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// An Ed25519 key as SSH has it (RFC 8709, section 4).
+	hostKey := append([]byte("\x00\x00\x00\x0bssh-ed25519\x00\x00\x00\x20"), make([]byte, 32)...)
 	for name, tt := range map[string]struct {
 		method ipc.Method
 		call   any
@@ -183,6 +185,10 @@ func TestQuestions(t *testing.T) {
 		"a leaf for a wildcard":        {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: "*.example.test", Public: point}, &workerapi.SignReply{}, false},
 		"a leaf for no point":          {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: bound, Public: []byte("key")}, &workerapi.SignReply{}, false},
 		"a leaf for a point off curve": {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: bound, Public: append([]byte{4}, make([]byte, 64)...)}, &workerapi.SignReply{}, false},
+		"an SSH host":                  {workerapi.MethodCertify, workerapi.CertifyRequest{Sandbox: "box", Name: bound, Public: hostKey}, &workerapi.CertifyReply{}, true},
+		"an SSH host of no sandbox":    {workerapi.MethodCertify, workerapi.CertifyRequest{Sandbox: "nobody", Name: bound, Public: hostKey}, &workerapi.CertifyReply{}, false},
+		"any SSH host":                 {workerapi.MethodCertify, workerapi.CertifyRequest{Sandbox: "box", Name: "*", Public: hostKey}, &workerapi.CertifyReply{}, false},
+		"an SSH host of another key":   {workerapi.MethodCertify, workerapi.CertifyRequest{Sandbox: "box", Name: bound, Public: point}, &workerapi.CertifyReply{}, false},
 		"a name":                       {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "box", Name: bound}, &workerapi.NameReply{}, true},
 		"a name of no sandbox":         {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "nobody", Name: bound}, &workerapi.NameReply{}, false},
 		"a name of a path":             {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "../box", Name: bound}, &workerapi.NameReply{}, false},

@@ -82,7 +82,9 @@ type Conn interface {
 
 // Request is what the sandbox wants. Path is in the form of [policy.NormalizePath]: one
 // reading, without percent signs. The scheme is the connection's protocol.
-type Request struct{ Method, Path string }
+// Command is what an operator is shown of it besides, if there is anything: the policy and
+// the audit log do not see it.
+type Request struct{ Method, Path, Command string }
 
 // Denied is the error of what is not carried. Its text is for the sandbox.
 type Denied struct {
