@@ -27,7 +27,7 @@ import (
 const maxSecret = 64 << 10
 
 func newSecret(g *cli.Globals) *cobra.Command {
-	return cli.Group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretHistory(g), newSecretRemove(g))
+	return cli.Group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretHistory(g), newSecretRotateKey(g), newSecretRemove(g))
 }
 
 func newSecretSet(g *cli.Globals) *cobra.Command {
@@ -158,6 +158,15 @@ func newSecretList(g *cli.Globals) *cobra.Command {
 			state += ", " + cli.Many(s.Leases, "lease", "leases")
 		}
 		return strings.Join([]string{s.Name, s.Source, s.Version, cli.Day(s.Updated, "-"), state}, "\t")
+	})
+}
+
+func newSecretRotateKey(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "rotate-key", Short: "Seal every secret of the embedded store with a new key, and forget the old one", Args: cli.Exactly()}
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, _ []string) (api.Rotation, error) {
+		return api.RotateKey.Do(ctx, d, client.None{})
+	}, func(w io.Writer, r api.Rotation) {
+		fmt.Fprintf(w, "%s sealed with a new key\n", cli.Many(r.Secrets, "secret is", "secrets are"))
 	})
 }
 

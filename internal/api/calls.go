@@ -31,6 +31,7 @@ var (
 	AnswerApproval  = client.Call[approval.Answer, approval.Request]{Method: http.MethodPost, Path: "/v1/approvals/{id}"}
 	ListSecrets     = client.List[Secret]("/v1/secrets")
 	SecretHistory   = client.Call[client.None, []SecretChange]{Method: http.MethodGet, Path: "/v1/secrets/{name}/history"}
+	RotateKey       = client.Call[client.None, Rotation]{Method: http.MethodPost, Path: "/v1/secrets-key/rotation"}
 	SetSecret       = client.Action[map[string]string]{Method: http.MethodPut, Path: "/v1/secrets/{name}"}
 	RemoveSecret    = client.Action[client.None]{Method: http.MethodDelete, Path: "/v1/secrets/{name}"}
 	ListKeys        = client.List[Key]("/v1/keys")

@@ -245,7 +245,7 @@ func TestSchemasHaveTheFields(t *testing.T) {
 	for name, v := range map[string]any{
 		"Spec": sandbox.Spec{}, "SpecChange": sandbox.SpecChange{}, "Sandbox": sandbox.Info{}, "Command": sandbox.CommandSpec{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
 		"Image": sandbox.Image{}, "ImageStep": sandbox.ImageStep{}, "ImagePull": client.ImagePull{},
-		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "SecretChange": api.SecretChange{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
+		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "SecretChange": api.SecretChange{}, "Rotation": api.Rotation{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
 		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},
 	} {
 		got := slices.Sorted(maps.Keys(doc.Components.Schemas[name].Value.Properties))

@@ -149,6 +149,11 @@ func (s secrets) Set(_ context.Context, name string, fields map[string]credentia
 
 func (s secrets) Delete(_ context.Context, name string) error { return s.store.Delete(name) }
 
+func (s secrets) RotateKey(context.Context) (api.Rotation, error) {
+	n, err := s.store.RotateKey()
+	return api.Rotation{Secrets: n}, err
+}
+
 func (s secrets) History(name string) (list []api.SecretChange, err error) {
 	past, err := s.store.History(name)
 	for _, c := range past {

@@ -102,6 +102,8 @@ func (h *handler) routes() []route {
 
 		{method: get, pattern: "/v1/secrets", id: "listSecrets", serve: pages(h, func(s Secret) string { return s.Name + "\x00" + s.Source }, h.secrets), scope: ScopeSecrets, paged: true,
 			summary: "Credentials and where their secrets live; never values", out: "200 []Secret A page of them by name"},
+		{method: post, pattern: "/v1/secrets-key/rotation", id: "rotateSecretsKey", serve: call(h, http.StatusOK, h.rotateKey), scope: ScopeAdmin,
+			summary: "Seal every secret of the embedded store with a new key, and forget the old one", out: "200 Rotation What was done"},
 		{method: get, pattern: "/v1/secrets/{name}/history", id: "secretHistory", serve: call(h, http.StatusOK, h.secretHistory), scope: ScopeSecrets,
 			summary: "The last 100 changes of a secret of the embedded store, the newest last: versions, times and operators", out: "200 []SecretChange The changes"},
 		{method: put, pattern: "/v1/secrets/{name}", id: "setSecret", serve: call(h, http.StatusOK, h.setSecret), scope: ScopeSecrets,

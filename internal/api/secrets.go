@@ -13,6 +13,8 @@ type Secrets interface {
 	Set(ctx context.Context, name string, fields map[string]credential.Secret) error
 	Delete(ctx context.Context, name string) error
 	List() ([]Secret, error)
+	// RotateKey has the embedded store sealed with another key.
+	RotateKey(ctx context.Context) (Rotation, error)
 	// History is of a secret of the embedded store, the newest change last.
 	History(name string) ([]SecretChange, error)
 }
@@ -34,6 +36,15 @@ type SecretChange struct {
 	Time    time.Time `json:"time"`
 	By      string    `json:"by,omitempty"`
 	Removed bool      `json:"removed,omitempty"`
+}
+
+// Rotation is what a change of the embedded store's key did.
+type Rotation struct {
+	Secrets int `json:"secrets"` // that were sealed anew, those that were removed among them
+}
+
+func (h *handler) rotateKey(r *http.Request, _ none) (Rotation, error) {
+	return h.opt.Secrets.RotateKey(r.Context())
 }
 
 func (h *handler) secretHistory(r *http.Request, _ none) ([]SecretChange, error) {

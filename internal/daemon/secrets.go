@@ -217,6 +217,16 @@ func (s secrets) writable(name string) error {
 	return nil
 }
 
+// RotateKey gives the embedded store another key.
+func (s secrets) RotateKey(ctx context.Context) (api.Rotation, error) {
+	n, err := s.d.store.RotateKey()
+	if err != nil {
+		return api.Rotation{}, err
+	}
+	e := s.d.changed("secrets", "the key of the embedded store", "rotated")
+	return api.Rotation{Secrets: n}, s.d.auditLog.Append(ctx, e)
+}
+
 // History is that of a secret of the embedded store.
 func (s secrets) History(name string) ([]api.SecretChange, error) {
 	past, err := s.d.store.History(name)

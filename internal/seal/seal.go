@@ -41,6 +41,22 @@ type Key struct {
 	identity *age.X25519Identity
 }
 
+// Generate makes a key for what is kept beside other sealed data; see Open for the key
+// of a data directory.
+func Generate() (*Key, error) {
+	identity, err := age.GenerateX25519Identity()
+	if err != nil {
+		return nil, fmt.Errorf("making a key: %w", err)
+	}
+	return &Key{identity}, nil
+}
+
+// Text is the key itself, as Parse reads it. Seal it before it is kept.
+func (k *Key) Text() string { return k.identity.String() }
+
+// Parse reads what Text returned, or a key file's content.
+func Parse(text string) (*Key, bool) { return parse(text) }
+
 // Seal encrypts plain into a binary age file. The result is some 200 bytes
 // longer.
 func (k *Key) Seal(plain []byte) ([]byte, error) {

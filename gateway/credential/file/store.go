@@ -20,7 +20,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"sallyport/gateway/credential"
@@ -201,18 +200,11 @@ func (r *record) past() []Change {
 // change writes the next version of a secret, with the fields that next returns
 // for the last one.
 func (s *Store) change(by, name string, next func(*record) (map[string][]byte, error)) (uint64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// The mutex holds back this process's writers, the lock other processes'.
-	lock, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := s.lock()
 	if err != nil {
 		return 0, err
 	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return 0, fmt.Errorf("locking %s: %w", lock.Name(), err)
-	}
-
+	defer unlock()
 	old, err := s.load(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		old, err = &record{}, nil
@@ -236,7 +228,7 @@ func (s *Store) change(by, name string, next func(*record) (map[string][]byte, e
 	if err != nil {
 		return 0, err
 	}
-	sealed, err := s.key.Seal(plain)
+	sealed, err := s.sealed(plain)
 	if err != nil {
 		return 0, err
 	}
@@ -273,6 +265,21 @@ func (s *Store) path(name string) string { return filepath.Join(s.dir, name+suff
 
 // load reads one secret's record, without a look at any cache.
 func (s *Store) load(name string) (*record, error) {
+	plain, err := s.plain(name)
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(plain, &r); err != nil || r.Name != name {
+		// The cause is left out: it can quote the content.
+		return nil, fmt.Errorf("%w: %s holds another secret than its name says; put it back from its backup, or remove it and set the secret again",
+			seal.ErrDamaged, s.path(name))
+	}
+	return &r, nil
+}
+
+// plain opens one secret's record.
+func (s *Store) plain(name string) ([]byte, error) {
 	info, err := os.Stat(s.path(name))
 	if err != nil {
 		return nil, err
@@ -284,15 +291,9 @@ func (s *Store) load(name string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	plain, err := s.key.Open(sealed)
+	plain, err := s.opened(sealed)
 	if err != nil {
 		return nil, fmt.Errorf("%w; put %s back from its backup, or remove it and set the secret again", err, s.path(name))
 	}
-	var r record
-	if err := json.Unmarshal(plain, &r); err != nil || r.Name != name {
-		// The cause is left out: it can quote the content.
-		return nil, fmt.Errorf("%w: %s holds another secret than its name says; put it back from its backup, or remove it and set the secret again",
-			seal.ErrDamaged, s.path(name))
-	}
-	return &r, nil
+	return plain, nil
 }

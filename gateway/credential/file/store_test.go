@@ -358,3 +358,69 @@ func TestHistory(t *testing.T) {
 		t.Errorf("%d changes, %v", len(past), err)
 	}
 }
+
+// A rotation that is broken off anywhere leaves every secret readable, and the next one
+// does the rest.
+func TestRotateKey(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	folder := filepath.Join(dir, "data", "secrets")
+	names := []string{"a", "b", "c"}
+	for _, name := range names {
+		set(t, s, name, "secret-of-"+name)
+	}
+	sources := map[string]credential.Source{}
+	for _, name := range names {
+		sources[name] = s.Source(name)
+	}
+	readable := func() {
+		t.Helper()
+		for _, name := range names {
+			for _, src := range []credential.Source{sources[name], open(t, dir).Source(name)} {
+				if got, version := read(t, src); got != "secret-of-"+name || version != "1" {
+					t.Errorf("%s: read version %s %q", name, version, got)
+				}
+			}
+		}
+	}
+	sealed := func(name string) string {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		must.OK(t, err)
+		return string(text)
+	}
+	readable()
+	before := sealed("a.age")
+	for range 2 { // the second time from a key of the store's own
+		old := map[string]string{}
+		for _, name := range names {
+			old[name+".age"] = sealed(name + ".age")
+		}
+		// In the way of b: a folder, until it is gone.
+		must.OK(t, os.Rename(filepath.Join(folder, "b.age"), filepath.Join(folder, "kept")))
+		must.OK(t, os.Mkdir(filepath.Join(folder, "b.age"), 0o700))
+		if n, err := s.RotateKey(); err == nil || n != 1 || !strings.Contains(err.Error(), `"b"`) {
+			t.Errorf("broken off: %d, %v", n, err)
+		}
+		must.OK(t, os.Remove(filepath.Join(folder, "b.age")))
+		must.OK(t, os.Rename(filepath.Join(folder, "kept"), filepath.Join(folder, "b.age")))
+		readable()
+		if sealed("a.age") == old["a.age"] || sealed("b.age") != old["b.age"] {
+			t.Error("not broken off where it should be")
+		}
+		if n, err := s.RotateKey(); err != nil || n != 3 {
+			t.Errorf("rotated %d, %v", n, err)
+		}
+		readable()
+		for name, text := range old {
+			if sealed(name) == text {
+				t.Errorf("%s is as it was", name)
+			}
+		}
+	}
+	// What was sealed with the old key opens no more.
+	must.OK(t, os.WriteFile(filepath.Join(folder, "a.age"), []byte(before), 0o600))
+	if _, err := open(t, dir).Source("a").Read(t.Context()); !errors.Is(err, credential.ErrUnavailable) {
+		t.Errorf("a file of before the rotation: %v", err)
+	}
+}
