@@ -176,6 +176,8 @@ func TestDatabases(t *testing.T) {
 		{"a cancelled query", databaseCancel},
 		{"a rule that goes", databaseRevoked},
 		{"a lease that ends", databaseExpiry},
+		{"a limit", databaseLimit},
+		{"a sandbox that sleeps", databaseSleep},
 		{"servers that cannot be logged in to", databaseFailures},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -381,6 +383,36 @@ func databaseExpiry(t *testing.T, e *databaseEnv) {
 			t.Errorf("not renewed: %v", err)
 		}
 		_ = c.Close(context.Background())
+	}
+}
+
+func databaseLimit(t *testing.T, e *databaseEnv) {
+	e.policy(under(e.judge, policy.Limit{Name: "a-day", Per: policy.PerSandbox, Every: year, Bytes: 1 << 20, Requests: 2}))
+	defer e.policy(e.judge)
+	// The first is broken off in the midst of a message, where nothing more can be said.
+	for _, want := range []string{"server closed the connection", "limit a-day: 1MiB within", "limit a-day: 1MiB within"} {
+		out, err := e.psql(e.port[databaseHost], "dbname=app sslmode=disable", "-c", "select length(repeat('x', 1000)), repeat('y', 100) from generate_series(1, 100000)")
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("%v %.300s", err, out)
+		}
+	}
+	decisions, completions := e.settled(t)
+	if len(completions) != 1 || completions[decisions[0].ID()].Rule.Name != "a-day" {
+		t.Errorf("%d completions", len(completions))
+	}
+}
+
+func databaseSleep(t *testing.T, e *databaseEnv) {
+	c, err := pgx.Connect(t.Context(), fmt.Sprintf("host=127.0.0.1 port=%d user=root dbname=app sslmode=disable", e.port[databaseHost]))
+	must.OK(t, err)
+	defer c.Close(context.Background())
+	_, err = c.Exec(t.Context(), "listen news")
+	must.OK(t, err)
+	e.gateway.Sleep(t.Context(), sandboxAddr)
+	e.postgres.SQL(`\c app`, "notify news, 'while it slept'")
+	e.gateway.Wake(sandboxAddr)
+	if note, err := c.WaitForNotification(t.Context()); err != nil || note.Payload != "while it slept" {
+		t.Errorf("%+v %v", note, err)
 	}
 }
 
