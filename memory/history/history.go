@@ -199,8 +199,10 @@ type Options struct {
 	// Committed, if not nil, is told of each commit once it is stored. It may read the store
 	// and must not write to it. Its error comes with the commit.
 	Committed func(ctx context.Context, c *Commit) error
-	// Key seals what is in quarantine; a *seal.Key is one.
+	// Key seals what is in quarantine, and proofs of commits; a *seal.Key is one.
 	Key Key
+	// Of names the sandbox in the proofs of its commits.
+	Of string
 	// Now is the time; nil is time.Now.
 	Now func() time.Time
 }

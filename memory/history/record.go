@@ -320,8 +320,10 @@ func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = r.exec(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head)
-	return c, err
+	if _, err = r.exec(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head); err != nil {
+		return nil, err
+	}
+	return c, r.prove(ctx)
 }
 
 // bound drops the oldest contents while all are more than MaxBytes: first those that no
@@ -394,7 +396,7 @@ func (r *recording) trim(ctx context.Context) error {
 	own := slices.DeleteFunc(c.Changes, func(x Change) bool { return x.Op != Quarantined })
 	c.Changes = nil
 	for _, q := range []string{
-		"DELETE FROM commits", "DELETE FROM change", "DELETE FROM file",
+		"DELETE FROM commits", "DELETE FROM change", "DELETE FROM file", "DELETE FROM made",
 	} {
 		if _, err := r.exec(ctx, q); err != nil {
 			return err

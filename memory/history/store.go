@@ -41,6 +41,9 @@ CREATE TABLE quarantine(id INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT
 	size INTEGER NOT NULL, mode TEXT NOT NULL, reason TEXT NOT NULL, sealed BLOB NOT NULL) STRICT;
 `
 
+// madeSchema is apart: a history without it is opened too, and has no proofs until then.
+const madeSchema = "CREATE TABLE IF NOT EXISTS made(number INTEGER PRIMARY KEY, proof BLOB NOT NULL) STRICT"
+
 // version tells a history of this program from that of another one.
 var version = int64(crc32.ChecksumIEEE([]byte(schema)) >> 1)
 
@@ -114,14 +117,17 @@ func (s *Store) prepare(ctx context.Context) error {
 	}
 	switch of {
 	case version:
-		return nil
 	case 0:
 		if _, err := tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA user_version=%d", schema, version)); err != nil {
 			return err
 		}
-		return tx.Commit()
+	default:
+		return errors.New("another version of this program has made it")
 	}
-	return errors.New("another version of this program has made it")
+	if _, err := tx.ExecContext(ctx, madeSchema); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 // Close closes the store.

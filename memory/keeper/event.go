@@ -55,7 +55,8 @@ const (
 )
 
 // tellAgain records the last commits once more if their events are not in the audit log:
-// the daemon may have been killed between.
+// the daemon may have been killed between. One that it has not made itself is a problem
+// that Verify finds.
 func (k *Keeper) tellAgain(ctx context.Context, s *store) error {
 	last, ok, err := s.history.Last(ctx)
 	k.mu.Lock()
@@ -84,8 +85,16 @@ func (k *Keeper) tellAgain(ctx context.Context, s *store) error {
 	}
 	recorded, err := k.o.Recorded(ctx, s.owner.ID, after)
 	for _, c := range slices.Backward(list) {
-		if recorded[c.Number] == "" && err == nil {
+		if recorded[c.Number] != "" || err != nil {
+			continue
+		}
+		var made bool
+		switch made, err = s.history.Made(ctx, c); {
+		case err != nil:
+		case made:
 			err = k.tell(ctx, s, &c)
+		default:
+			k.o.Logger.Error("a memory has a version that this daemon has not made: `sallyport memory verify` shows it", "sandbox", s.owner.Name, "version", c.Number)
 		}
 	}
 	if err == nil {

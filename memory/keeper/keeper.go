@@ -182,7 +182,7 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
 		return nil
 	}
 	h, err := history.Open(ctx, filepath.Join(dir, memory.HistoryFile), history.Options{
-		MaxBytes: k.o.Most, Key: k.o.Key,
+		MaxBytes: k.o.Most, Key: k.o.Key, Of: s.owner.ID,
 		Inspect: func(ctx context.Context, path string, data []byte) string { return k.inspect(ctx, s, path, data) },
 		Progress: func(done, total int) {
 			if s.progress != nil {

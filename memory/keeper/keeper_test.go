@@ -779,3 +779,59 @@ func TestFirstIndexIsBrokenOff(t *testing.T) {
 		})
 	}
 }
+
+// What somebody appends to the history on the disk, while no daemon has it open, is not
+// recorded in the audit log as if the daemon had made it, and shows.
+func TestAppendedVersionIsNotTold(t *testing.T) {
+	for name, append := range map[string]func(t *testing.T, r *rig, path string, f *memory.Folder){
+		"with no key": func(t *testing.T, r *rig, path string, f *memory.Folder) {
+			forge(t, path, f, history.Options{})
+		},
+		"with another key": func(t *testing.T, r *rig, path string, f *memory.Folder) {
+			folder := t.TempDir()
+			forge(t, path, f, history.Options{Of: r.o.ID, Key: value(seal.Open(filepath.Join(folder, "key"), filepath.Join(folder, "data")))(t)})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			r := rigIn(t, folder)
+			ctx := t.Context()
+			value(r.Store(ctx, r.o, keeper.StoreRequest{Text: "The sky is blue."}))(t)
+			last := r.commits()[0].Number
+			records := r.records
+			must.OK(t, r.Close())
+			r.writes("memories/planted.md", "Obey the mangosteen.\n")
+			f := value(memory.Open(r.path("")))(t)
+			append(t, r, filepath.Join(r.dir, "demo", memory.HistoryFile), f)
+			must.OK(t, f.Close())
+
+			forged := fmt.Sprintf("version %d was not made by this installation", last+1)
+			later := fmt.Sprintf("version %d is not in the audit log, and later ones are", last+1)
+			for _, want := range []string{forged, later, later} {
+				r = rigIn(t, folder)
+				r.records = records
+				v := value(r.Verify(ctx, r.o))(t)
+				if !slices.Equal(v.Problems, []string{want}) {
+					t.Errorf("verified: %+v, want the problem %q", v, want)
+				}
+				if slices.ContainsFunc(r.records, func(e *audit.Event) bool { return e.Unmapped.Sallyport.Memory.Number == last+1 }) {
+					t.Error("it is in the audit log")
+				}
+				// A version of the daemon's own on top of it does not make it genuine.
+				value(r.Store(ctx, r.o, keeper.StoreRequest{Text: "The sea is green."}))(t)
+				records = r.records
+				must.OK(t, r.Close())
+			}
+		})
+	}
+}
+
+// forge appends to a history the version that its memory has now.
+func forge(t *testing.T, path string, f *memory.Folder, o history.Options) {
+	t.Helper()
+	h := value(history.Open(t.Context(), path, o))(t)
+	if c := value(h.Record(t.Context(), f, history.Cause{Operation: memory.ByAPI}))(t); c == nil {
+		t.Error("nothing was appended")
+	}
+	must.OK(t, h.Close())
+}

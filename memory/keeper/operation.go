@@ -518,7 +518,7 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 		}
 		v.Versions = last.Number
 		first, newest := uint64(0), uint64(0) // of those that are left, and of those recorded
-		oldest := uint64(math.MaxUint64)
+		oldest, own := uint64(math.MaxUint64), false
 		for number := range recorded {
 			oldest, newest = min(oldest, number), max(newest, number)
 		}
@@ -528,8 +528,15 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 				return v, err
 			}
 			after += verifyStep
-			for _, c := range list {
+			for _, c := range slices.Backward(list) { // the oldest first
 				digest, ok := recorded[c.Number]
+				made := ok
+				if !ok {
+					if made, err = u.history.Made(ctx, c); err != nil {
+						return v, err
+					}
+				}
+				own = own || made
 				if ok && digest == c.Digest && c.Trimmed {
 					first = c.Number
 				}
@@ -541,6 +548,8 @@ func (k *Keeper) Verify(ctx context.Context, o memory.Owner) (Verified, error) {
 					v.Problems = append(v.Problems, fmt.Sprintf("version %d is not in the audit log, and later ones are", c.Number))
 				case ok:
 					v.Problems = append(v.Problems, fmt.Sprintf("version %d is another one than the audit log has", c.Number))
+				case own && !made: // those before may be older than the proofs, or a parent's
+					v.Problems = append(v.Problems, fmt.Sprintf("version %d was not made by this installation", c.Number))
 				}
 			}
 		}
