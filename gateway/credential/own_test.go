@@ -74,6 +74,8 @@ func TestEachSandboxHasItsOwn(t *testing.T) {
 			Sources: map[string]credential.Source{"key": e},
 			Bound:   func(string, string, uint16) bool { return true },
 			OnRead: func(_ string, r credential.Reading, _ error) {
+				e.mu.Lock()
+				defer e.mu.Unlock()
 				told = append(told, fmt.Sprint(r.Sandbox, " ", r.Version, " ", r.Renewed))
 			},
 		})
