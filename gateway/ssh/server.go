@@ -123,9 +123,18 @@ func (s *server) open(ctx context.Context, work *sync.WaitGroup, channel ssh.New
 		_ = channel.Reject(ssh.ResourceShortage, "sallyport: too many channels on this connection")
 		return
 	}
+	// Before it is accepted: from then on the client can fill its window.
+	release, err := s.conn.Reserve(channelMemory)
+	if err != nil {
+		const much = "too much is under way over SSH for this sandbox: wait until some of it has ended"
+		s.conn.Refuse(wire.Request{Method: "connect", Path: "/"}, "ssh-memory", much)
+		_ = channel.Reject(ssh.ResourceShortage, "sallyport: "+much)
+		return
+	}
 	s.count.Add(1)
 	s.idle.Stop()
 	work.Go(func() {
+		defer release()
 		defer func() {
 			if s.count.Add(-1) == 0 {
 				s.idle.Reset(s.conn.HandshakeTimeout())

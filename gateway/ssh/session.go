@@ -66,13 +66,6 @@ func (s *session) run(ctx context.Context) {
 		s.say(s.conn.Refuse(begin.Request, "ssh-request", err.Error()))
 		return
 	}
-	release, err := s.conn.Reserve(channelMemory)
-	if err != nil {
-		answer(begin.reply, true)
-		s.say(s.conn.Refuse(begin.Request, "ssh-memory", "too much is under way over SSH for this sandbox: wait until some of it has ended"))
-		return
-	}
-	defer release()
 	// What the client says while it is decided must be read: it may leave.
 	pending := s.attend(cancel)
 	s.grant, err = s.conn.Ask(ctx, begin.Request)
