@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
+	"sync"
 
 	"sallyport/memory"
 	"sallyport/memory/history"
@@ -39,6 +41,7 @@ func (h *handler) memoryRoutes() []route {
 		operation("/remove_state", "removeMemoryState", "MemoryState", "204 - It is removed", "Remove a key of the working state", ofMemory(h, nothing((*keeper.Keeper).RemoveState)), changes),
 		operation("/register_script", "registerScript", "MemoryScript", "200 MemoryScript The script", "Write a script, and its place in the index of scripts", ofMemory(h, (*keeper.Keeper).RegisterScript), changes),
 		operation("/find_scripts", "findScripts", "MemoryQuestion", "200 []MemoryScript The scripts", "Find scripts; without a query all of them", ofMemory(h, (*keeper.Keeper).FindScripts), reads),
+		operation("/run_script", "runScript", "MemoryRun", "200 application/x-ndjson Lines of JSON, each a MemoryRunStep; the last has the exit status or the problem", "Run a registered script in the sandbox, and note how that ended", h.runScript, changes),
 		operation("/record_outcome", "recordScriptOutcome", "MemoryScriptOutcome", "204 - It is noted", "Note how a run of a script ended", ofMemory(h, nothing((*keeper.Keeper).RecordOutcome)), changes),
 		operation("/put_artifact", "putMemoryArtifact", "MemoryArtifactRequest", "200 MemoryArtifact The artifact, without its contents", "Keep a result by its digest", ofMemory(h, (*keeper.Keeper).PutArtifact), changes),
 		operation("/get_artifact", "getMemoryArtifact", "MemoryArtifactRequest", "200 MemoryArtifact The artifact", "A result by its digest", ofMemory(h, (*keeper.Keeper).GetArtifact), reads),
@@ -119,6 +122,55 @@ func (h *handler) rollbackMemory(k *keeper.Keeper, ctx context.Context, o memory
 		in.Time = list[at].Created
 	}
 	return k.Rollback(ctx, o, in)
+}
+
+// runScript streams lines of JSON: what the script writes, and at the end its exit status,
+// or the problem that there was. The script ends with the request.
+func (h *handler) runScript(w http.ResponseWriter, r *http.Request) {
+	var in keeper.RunRequest
+	var o memory.Owner
+	err := decode(r, &in)
+	if err == nil {
+		o, err = h.memoryOwner(r)
+	}
+	if err != nil {
+		h.writeProblem(w, r, err)
+		return
+	}
+	type line struct {
+		keeper.RunStep
+		Problem *Problem `json:"problem,omitempty"`
+	}
+	streamSteps(h, w, r, func(p *Problem) line { return line{Problem: p} }, func(say func(line) error) error {
+		var one sync.Mutex
+		stream := func(step func([]byte) keeper.RunStep) io.Writer {
+			return writing(func(data []byte) error {
+				one.Lock()
+				defer one.Unlock()
+				return say(line{RunStep: step(data)})
+			})
+		}
+		status, err := h.opt.Memory.RunScript(r.Context(), o, in.Name, func(path string) (int, error) {
+			return h.opt.Sandboxes.Exec(r.Context(), o.Name, sandbox.CommandSpec{Args: append([]string{path}, in.Args...)}, sandbox.Streams{
+				Stdout: stream(func(data []byte) keeper.RunStep { return keeper.RunStep{Stdout: data} }),
+				Stderr: stream(func(data []byte) keeper.RunStep { return keeper.RunStep{Stderr: data} }),
+			})
+		})
+		if err != nil {
+			return err
+		}
+		return say(line{RunStep: keeper.RunStep{Status: &status}})
+	})
+}
+
+// writing is an io.Writer that takes all or fails.
+type writing func([]byte) error
+
+func (w writing) Write(data []byte) (int, error) {
+	if err := w(data); err != nil {
+		return 0, err
+	}
+	return len(data), nil
 }
 
 func indexMemory(k *keeper.Keeper, ctx context.Context, o memory.Owner, _ none, step func(keeper.Step) error) error {

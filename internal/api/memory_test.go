@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -90,6 +91,25 @@ func TestMemory(t *testing.T) {
 	for _, q := range []keeper.Question{{}, {Query: "hello"}} {
 		if list := recall(t, c, memories.FindScripts, q, "a"); len(list) != 1 || list[0].LastSuccess.IsZero() {
 			t.Errorf("scripts for %q: %+v", q.Query, list)
+		}
+	}
+	run := func(name string) (status int, stderr string, err error) {
+		var out strings.Builder
+		status, err = memories.RunScript(t.Context(), c, "a", keeper.RunRequest{Name: name}, sandbox.Streams{Stdout: io.Discard, Stderr: &out})
+		return status, out.String(), err
+	}
+	// The engine of this test runs commands on the host, which has no /memory.
+	if status, stderr, err := run(script.Name); status != 127 || !strings.Contains(stderr, "/memory/scripts/hello.sh") || err != nil {
+		t.Errorf("the script ended with %d, %q, %v", status, stderr, err)
+	}
+	if list := recall(t, c, memories.FindScripts, keeper.Question{}, "a"); list[0].Note != "exit status 127" || list[0].LastFailure.IsZero() {
+		t.Errorf("its outcome: %+v", list[0])
+	}
+	recall(t, c, memories.Tool, json.RawMessage(`{"command":"insert","path":"/memories/scripts/hello.sh","insert_line":1,"insert_text":"rm -rf /\n"}`), "a")
+	for name, want := range map[string]int{script.Name: http.StatusBadRequest, "none.sh": http.StatusNotFound} {
+		var p *api.Problem
+		if _, _, err := run(name); !errors.As(err, &p) || p.Status != want {
+			t.Errorf("%s, changed or not registered, ends with %v, want %d", name, err, want)
 		}
 	}
 	artifact := recall(t, c, memories.PutArtifact, keeper.ArtifactRequest{Data: []byte("a\x00b\xff")}, "a")

@@ -90,6 +90,7 @@ POST /v1/sandboxes/{name}/memory/list_state run tenant
 POST /v1/sandboxes/{name}/memory/remove_state run tenant
 POST /v1/sandboxes/{name}/memory/register_script run tenant
 POST /v1/sandboxes/{name}/memory/find_scripts run tenant
+POST /v1/sandboxes/{name}/memory/run_script run tenant
 POST /v1/sandboxes/{name}/memory/record_outcome run tenant
 POST /v1/sandboxes/{name}/memory/put_artifact run tenant
 POST /v1/sandboxes/{name}/memory/get_artifact run tenant

@@ -81,26 +81,26 @@ egress:
 	do(demo, "echo 'The car is red.' > /memory/memories/garage.md")
 	contains(strings.SplitN(mem("search", demo, "motorcar"), "\n", 2)[0], "garage.md")
 	contains(mem("retrieve", demo, "name of the user"), "Ada")
-	contains(mem("context", demo, "name of the user"), "Ada")
+	contains(mem("format_for_context", demo, "name of the user"), "Ada")
 	contains(mem("prompt", demo), "# Memories", "/memory")
 	contains(curl(t, "-sS", "--unix-socket", filepath.Join(r.dir, "run/sallyport.sock"), "http://localhost/v1/sandboxes/demo/memory",
 		"-H", "Content-Type: application/json", "-d", `{"command": "view", "path": "/memories/memories/stack.md"}`).stdout, "PostgreSQL 17", `"is_error":false`)
-	contains(mem("checkpoint", demo), "memories/stack.md")
-	mem("turn", demo, "user", "The zebra is called Zoe.", "--session", "day 1")
+	contains(mem("checkpoint_state", demo), "memories/stack.md")
+	mem("append_turn", demo, "user", "The zebra is called Zoe.", "--session", "day 1")
 	contains(mem("retrieve", demo, "zebra", "--type", "turn"), "Zoe")
 	r.write("hello.sh", "#!/bin/sh\necho hello $1\ntest \"$1\" != nobody\n")
-	mem("script", "register", demo, filepath.Join(r.dir, "hello.sh"), "--description", "Says hello")
-	contains(mem("script", "run", demo, "hello.sh", "Ada"), "hello Ada")
-	if res := r.sallyport("memory", "script", "run", demo, "hello.sh", "nobody"); res.code != 1 || !strings.Contains(res.stdout, "hello nobody") {
+	mem("register_script", demo, filepath.Join(r.dir, "hello.sh"), "--description", "Says hello")
+	contains(mem("run_script", demo, "hello.sh", "Ada"), "hello Ada")
+	if res := r.sallyport("memory", "run_script", demo, "hello.sh", "nobody"); res.code != 1 || !strings.Contains(res.stdout, "hello nobody") {
 		t.Errorf("a script that fails: %s", res)
 	}
 	contains(r.inside(demo, "cat /memory/scripts/INDEX.md").stdout, "Last success: ", "Last failure: ", "Note: exit status 1")
 	do(demo, "echo 'rm -rf /' >> /memory/scripts/hello.sh")
-	if res := r.sallyport("memory", "script", "run", demo, "hello.sh"); res.code == 0 || !strings.Contains(res.stderr, "differs from what was registered") {
+	if res := r.sallyport("memory", "run_script", demo, "hello.sh"); res.code == 0 || !strings.Contains(res.stderr, "differs from what was registered") {
 		t.Errorf("a script that has changed: %s", res)
 	}
 	do(demo, "echo x > /memory/plans.md")
-	if out := mem("checkpoint", demo); strings.Contains(out, "stack.md") || !strings.Contains(out, "plans.md") {
+	if out := mem("checkpoint_state", demo); strings.Contains(out, "stack.md") || !strings.Contains(out, "plans.md") {
 		t.Errorf("a second checkpoint: %s", out)
 	}
 
@@ -136,7 +136,7 @@ egress:
 	// A secret leaves the memory, and stays in no file of the host's in the clear.
 	do(demo, "printf 'key: %s\\n' "+r.key+" > /memory/memories/key.md")
 	mem("history", demo)
-	contains(mem("quarantined", demo), "memories/key.md", "credential key")
+	contains(mem("list_quarantine", demo), "memories/key.md", "credential key")
 	if _, err := os.Stat(r.memory(demo, "memories/key.md")); err == nil {
 		t.Error("the file with the secret is still there")
 	}
@@ -146,7 +146,7 @@ egress:
 	if res := r.feed("opal-otter-9041-mirror\n", "secret", "set", "key"); res.code != 0 {
 		t.Fatalf("setting the secret: %s", res)
 	}
-	must.Soon(t, "the file to leave the memory", func() bool { return strings.Contains(mem("quarantined", demo), "memories/later.md") })
+	must.Soon(t, "the file to leave the memory", func() bool { return strings.Contains(mem("list_quarantine", demo), "memories/later.md") })
 	r.setKey()
 	if out := r.ok("audit", "query", "--text", "secret-in-memory", "--sandbox", demo); !strings.Contains(out, "FINDING  secret-in-memory") || strings.Contains(out, "packet") {
 		t.Errorf("the finding: %s", out)
@@ -201,7 +201,7 @@ egress:
 	if out := mem("history", demo, "--destination", "news.example.test"); !strings.Contains(out, "harbour") {
 		t.Errorf("of news.example.test: %s", out)
 	}
-	mem("release", demo, quarantineID(t, mem("quarantined", demo, "-o", "json"), "memories/harbour.md"))
+	mem("release", demo, quarantineID(t, mem("list_quarantine", demo, "-o", "json"), "memories/harbour.md"))
 	if out := mem("search", demo, "harbour"); !strings.Contains(out, "nine") || strings.Contains(out, "untrusted") {
 		t.Errorf("of a destination that is trusted now: %s", out)
 	}

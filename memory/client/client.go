@@ -6,11 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
 
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
@@ -95,29 +93,31 @@ func steps(ctx context.Context, c *client.Client, name, operation string, in any
 	return last, err
 }
 
-// RunScript runs a script of a sandbox's memory in the sandbox, with the streams of an Exec,
-// and records how that ended. It returns the script's exit status. A script that is not
-// registered, or differs from what was, is not run.
-func RunScript(ctx context.Context, c *client.Client, sandboxName, script string, args []string, streams sandbox.Streams) (status int, err error) {
-	list, err := FindScripts.Do(ctx, c, keeper.Question{}, sandboxName)
-	if err != nil {
-		return 0, err
+// RunScript runs a script of a sandbox's memory in the sandbox, writes its output to the
+// streams, and notes how that ended. It returns the script's exit status. A script that is
+// not registered, or differs from what was, is not run; the end of ctx ends it.
+func RunScript(ctx context.Context, c *client.Client, name string, r keeper.RunRequest, streams sandbox.Streams) (status int, err error) {
+	ended := false
+	err = client.PostLines(ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/memory/run_script", r, func(s struct {
+		keeper.RunStep
+		Problem *client.Problem `json:"problem"`
+	}) error {
+		switch {
+		case s.Problem != nil:
+			return s.Problem
+		case s.Status != nil:
+			status, ended = *s.Status, true
+		case len(s.Stderr) > 0:
+			_, err := streams.Stderr.Write(s.Stderr)
+			return err
+		default:
+			_, err := streams.Stdout.Write(s.Stdout)
+			return err
+		}
+		return nil
+	})
+	if err == nil && !ended {
+		err = errors.Join(ctx.Err(), io.ErrUnexpectedEOF)
 	}
-	at := slices.IndexFunc(list, func(s layer.Script) bool { return s.Name == script })
-	switch {
-	case at < 0 || !list[at].Registered:
-		return 0, fmt.Errorf("the script %q is not registered", script)
-	case list[at].Changed:
-		return 0, fmt.Errorf("the script %q differs from what was registered: read it, and register it again", script)
-	}
-	status, err = c.Exec(ctx, sandboxName, sandbox.CommandSpec{Args: append([]string{"/memory/scripts/" + script}, args...)}, streams)
-	if err != nil {
-		return status, err
-	}
-	outcome := keeper.Outcome{Name: script, OK: status == 0}
-	if status != 0 {
-		outcome.Note = fmt.Sprintf("exit status %d", status)
-	}
-	_, err = RecordOutcome.Do(ctx, c, outcome, sandboxName)
 	return status, err
 }

@@ -251,6 +251,30 @@ func (k *Keeper) FindScripts(ctx context.Context, o memory.Owner, q Question) ([
 	})
 }
 
+// RunScript calls run with the path of a script in the sandbox, and notes the exit status
+// that it returns. A script that is not registered, or differs from what was, is not run.
+func (k *Keeper) RunScript(ctx context.Context, o memory.Owner, name string, run func(path string) (status int, err error)) (status int, err error) {
+	list, err := k.FindScripts(ctx, o, Question{})
+	if err != nil {
+		return 0, err
+	}
+	at := slices.IndexFunc(list, func(s layer.Script) bool { return s.Name == name })
+	switch {
+	case at < 0 || !list[at].Registered:
+		return 0, fmt.Errorf("%w: the script %q is not registered", ErrNone, memory.Clip(name, 256))
+	case list[at].Changed:
+		return 0, fmt.Errorf("%w: the script %q differs from what was registered: read it, and register it again", ErrBadRequest, name)
+	}
+	if status, err = run("/memory/scripts/" + name); err != nil {
+		return status, err
+	}
+	outcome := Outcome{Name: name, OK: status == 0}
+	if status != 0 {
+		outcome.Note = fmt.Sprintf("exit status %d", status)
+	}
+	return status, k.RecordOutcome(ctx, o, outcome)
+}
+
 // RecordOutcome notes how a run of a script ended.
 func (k *Keeper) RecordOutcome(ctx context.Context, o memory.Owner, r Outcome) error {
 	_, err := changing(ctx, k, o, memory.ByAPI, func(ctx context.Context, u *use) (struct{}, error) {

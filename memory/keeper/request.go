@@ -63,6 +63,19 @@ type Keys struct {
 	Keys []string `json:"keys"`
 }
 
+// RunRequest names a script to run, and its arguments.
+type RunRequest struct {
+	Name string   `json:"name"`
+	Args []string `json:"args,omitempty"`
+}
+
+// RunStep is what a script writes while it runs, and at the end its exit status.
+type RunStep struct {
+	Stdout []byte `json:"stdout,omitempty"` // base64 in JSON
+	Stderr []byte `json:"stderr,omitempty"`
+	Status *int   `json:"status,omitempty"`
+}
+
 // Outcome says how a run of a script ended.
 type Outcome struct {
 	Name string `json:"name"`

@@ -154,7 +154,7 @@ func printCommit(w io.Writer, c history.Commit) {
 }
 
 func newCheckpoint(g *cli.Globals) *cobra.Command {
-	c := &cobra.Command{Use: "checkpoint NAME", Aliases: []string{"checkpoint_state"}, Short: "Make a version, and list the files that have changed since the last checkpoint", Args: cli.Exactly("NAME")}
+	c := &cobra.Command{Use: "checkpoint_state NAME", Short: "Make a version, and list the files that have changed since the last checkpoint", Args: cli.Exactly("NAME")}
 	return cli.Shows(g, c, of(memclient.CheckpointState, none), func(w io.Writer, p keeper.Checkpoint) {
 		fmt.Fprintf(w, "version %d, %s\n", p.Version, cli.Many(len(p.Files), "file changed", "files changed"))
 		for _, f := range p.Files {

@@ -2,11 +2,11 @@
 // what an agent remembers in them, and their history.
 //
 //	read.go      ls, view: without a daemon
-//	recall.go    prompt, search, store, retrieve, context: what is remembered
-//	state.go     state, script, artifact, tool: what agents work with
-//	history.go   history, diff, rollback, checkpoint, verify, compact
-//	quarantine.go  quarantine, quarantined, release, discard
-//	progress.go  how far a long work is
+//	recall.go    prompt, search, store, retrieve, format_for_context, append_turn: what is remembered
+//	state.go     the state, scripts and artifacts, tool: what agents work with
+//	history.go   history, diff, rollback, checkpoint_state, verify, compact
+//	quarantine.go  quarantine, list_quarantine, release, discard
+//	progress.go  index, and how far a long work is
 //	bench.go     bench: how well search finds what is asked
 package memorycmd
 
@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,13 +25,15 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// New returns `sallyport memory`.
+// New returns `sallyport memory`. What it asks the daemon for has the names that it has in
+// the API.
 func New(g *cli.Globals) *cobra.Command {
-	return cli.Group("memory", "Read, search and roll back the file-backed memory of a sandbox",
-		newList(g), newView(g), newPrompt(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g), newTurn(g),
-		newState(g), newScript(g), newArtifact(g), newTool(g),
+	c := cli.Group("memory", "Read, search and roll back the file-backed memory of a sandbox",
+		newList(g), newView(g), newPrompt(g), newIndex(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g), newTurn(g), newTool(g),
 		newHistory(g), newDiff(g), newRollback(g), newCheckpoint(g), newVerify(g), newCompact(g),
 		newQuarantine(g), newQuarantined(g), newRelease(g), newDiscard(g), newBench(g))
+	c.AddCommand(slices.Concat(newState(g), newScript(g), newArtifact(g))...)
+	return c
 }
 
 // of calls an operation on the memory that the first argument names.

@@ -88,3 +88,16 @@ func ofIndex[In, Out any](g *cli.Globals, c *cobra.Command, a client.Call[In, Ou
 		return ask(ctx, d, args)
 	}
 }
+
+func newIndex(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "index NAME", Short: "Bring the search index of a memory up to date, which the next search does otherwise", Args: cli.Exactly("NAME")}
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		p := newProgress(g, cmd)
+		done, err := memclient.Index(cmd.Context(), d, args[0], p.step)
+		p.end()
+		if err != nil {
+			return err
+		}
+		return g.Print(cmd, done, func(w io.Writer) { fmt.Fprintln(w, "the index is up to date") })
+	})
+}

@@ -37,14 +37,14 @@ func newQuarantine(g *cli.Globals) *cobra.Command {
 }
 
 func newQuarantined(g *cli.Globals) *cobra.Command {
-	c := &cobra.Command{Use: "quarantined NAME", Short: "List the files that were taken out of a memory", Args: cli.Exactly("NAME")}
+	c := &cobra.Command{Use: "list_quarantine NAME", Short: "List the files that were taken out of a memory", Args: cli.Exactly("NAME")}
 	return cli.Lists(g, c, of(memclient.ListQuarantine, none), quarantineHead, quarantineRow)
 }
 
 func quarantineID(args []string) (keeper.QuarantineID, error) {
 	n, err := version(args[1])
 	if err != nil {
-		err = cli.Usagef("%q is not an id: `sallyport memory quarantined` shows them", args[1])
+		err = cli.Usagef("%q is not an id: `sallyport memory list_quarantine` shows them", args[1])
 	}
 	return keeper.QuarantineID{ID: n}, err
 }

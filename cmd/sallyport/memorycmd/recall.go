@@ -98,7 +98,7 @@ func newRetrieve(g *cli.Globals) *cobra.Command {
 
 func newContext(g *cli.Globals) *cobra.Command {
 	var q keeper.Question
-	c := &cobra.Command{Use: "context NAME WORD...", Aliases: []string{"format_for_context"}, Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
+	c := &cobra.Command{Use: "format_for_context NAME WORD...", Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVar(&q.Budget, "budget", 2000, "tokens at most")
 	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, asked(&q)), printAnswer)
@@ -107,8 +107,8 @@ func newContext(g *cli.Globals) *cobra.Command {
 func newTurn(g *cli.Globals) *cobra.Command {
 	var r keeper.TurnRequest
 	c := &cobra.Command{
-		Use: "turn NAME ROLE TEXT", Aliases: []string{"append_turn"}, Short: "Add a turn to the conversations, of the role user, assistant or tool", Args: cli.Exactly("NAME", "ROLE", "TEXT"),
-		Example: `  sallyport memory turn demo user "Good morning"`,
+		Use: "append_turn NAME ROLE TEXT", Short: "Add a turn to the conversations, of the role user, assistant or tool", Args: cli.Exactly("NAME", "ROLE", "TEXT"),
+		Example: `  sallyport memory append_turn demo user "Good morning"`,
 	}
 	c.Flags().StringVar(&r.Session, "session", "", "of the agent")
 	return cli.Shows(g, c, of(memclient.AppendTurn, func(args []string) (keeper.TurnRequest, error) {

@@ -23,15 +23,16 @@ import (
 	"sallyport/sandbox/client"
 )
 
-func newState(g *cli.Globals) *cobra.Command {
+// newState returns the commands of the working state.
+func newState(g *cli.Globals) []*cobra.Command {
 	key := func(args []string) (keeper.StateRequest, error) { return keeper.StateRequest{Key: args[1]}, nil }
-	get := &cobra.Command{Use: "get NAME KEY", Short: "Print the value of a key", Args: cli.Exactly("NAME", "KEY")}
-	set := &cobra.Command{Use: "set NAME KEY JSON", Short: "Give a key a value", Args: cli.Exactly("NAME", "KEY", "JSON"), Example: `  sallyport memory state set demo step '{"n": 3}'`}
+	get := &cobra.Command{Use: "get_state NAME KEY", Short: "Print the value of a key of the working state", Args: cli.Exactly("NAME", "KEY")}
+	set := &cobra.Command{Use: "set_state NAME KEY JSON", Short: "Give a key of the working state a value, in JSON", Args: cli.Exactly("NAME", "KEY", "JSON"), Example: `  sallyport memory set_state demo step '{"n": 3}'`}
 	var old string
-	set.Flags().StringVar(&old, "digest", "", "only in place of the value with this digest, as -o json of get shows it, or of none")
-	list := &cobra.Command{Use: "ls NAME", Short: "List the keys", Args: cli.Exactly("NAME")}
-	remove := &cobra.Command{Use: "rm NAME KEY", Short: "Remove a key", Args: cli.Exactly("NAME", "KEY")}
-	return cli.Group("state", "The working state of an agent: keys and values of JSON",
+	set.Flags().StringVar(&old, "digest", "", "only in place of the value with this digest, as -o json of get_state shows it, or of none")
+	list := &cobra.Command{Use: "list_state NAME", Short: "List the keys of the working state", Args: cli.Exactly("NAME")}
+	remove := &cobra.Command{Use: "remove_state NAME KEY", Short: "Remove a key of the working state", Args: cli.Exactly("NAME", "KEY")}
+	return []*cobra.Command{
 		cli.Shows(g, get, of(memclient.GetState, key), func(w io.Writer, s keeper.StateRequest) { printText(w, string(s.Value)) }),
 		cli.Shows(g, set, of(memclient.SetState, func(args []string) (keeper.StateRequest, error) {
 			if !json.Valid([]byte(args[2])) {
@@ -44,39 +45,41 @@ func newState(g *cli.Globals) *cobra.Command {
 				fmt.Fprintln(w, terminal.Escape(key))
 			}
 		}),
-		cli.Shows(g, remove, of(memclient.RemoveState, key), silent[client.None]))
+		cli.Shows(g, remove, of(memclient.RemoveState, key), silent[client.None]),
+	}
 }
 
 func silent[T any](io.Writer, T) {}
 
-func newScript(g *cli.Globals) *cobra.Command {
+// newScript returns the commands of scripts.
+func newScript(g *cli.Globals) []*cobra.Command {
 	var q keeper.Question
-	list := &cobra.Command{Use: "ls NAME [WORD...]", Short: "List scripts, or those that do something", Args: cobra.MinimumNArgs(1)}
+	list := &cobra.Command{Use: "find_scripts NAME [WORD...]", Short: "List scripts, or those that do something", Args: cobra.MinimumNArgs(1)}
 	var s layer.Script
-	register := &cobra.Command{Use: "register NAME FILE", Short: "Write a script, and its place in the index of scripts", Args: cli.Exactly("NAME", "FILE")}
+	register := &cobra.Command{Use: "register_script NAME FILE", Short: "Write a script, and its place in the index of scripts", Args: cli.Exactly("NAME", "FILE")}
 	register.Flags().StringVar(&s.Description, "description", "", "its task, in a sentence (needed)")
 	register.Flags().StringVar(&s.Arguments, "arguments", "", "its arguments, in a line")
 	var r keeper.Outcome
-	outcome := &cobra.Command{Use: "outcome NAME SCRIPT", Short: "Note how a run of a script ended", Args: cli.Exactly("NAME", "SCRIPT")}
+	outcome := &cobra.Command{Use: "record_outcome NAME SCRIPT", Short: "Note how a run of a script ended", Args: cli.Exactly("NAME", "SCRIPT")}
 	outcome.Flags().BoolVar(&r.OK, "ok", false, "it did its task")
 	outcome.Flags().StringVar(&r.Note, "note", "", "how it ended")
 	run := &cobra.Command{
-		Use: "run NAME SCRIPT [ARG...]", Short: "Run a script in the sandbox, and note how that ended", Args: cobra.MinimumNArgs(2),
+		Use: "run_script NAME SCRIPT [ARG...]", Short: "Run a script in the sandbox, and note how that ended", Args: cobra.MinimumNArgs(2),
 		Long: `Run a registered script in the sandbox, with this process's streams, and note in the
 index of scripts how that ended. The exit status is the script's. A script that differs
 from what was registered is not run.`,
-		Example: "  sallyport memory script run demo deploy.sh staging",
+		Example: "  sallyport memory run_script demo deploy.sh staging",
 	}
 	run.Flags().SetInterspersed(false)
 	g.Asks(run, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		streams := sandbox.Streams{Stdout: cmd.OutOrStdout(), Stderr: cmd.ErrOrStderr()}
-		status, err := memclient.RunScript(cmd.Context(), d, args[0], args[1], args[2:], streams)
+		status, err := memclient.RunScript(cmd.Context(), d, args[0], keeper.RunRequest{Name: args[1], Args: args[2:]}, streams)
 		if err == nil && status != 0 {
 			err = cli.ExitCode(status)
 		}
 		return err
 	})
-	return cli.Group("script", "Scripts for common tasks", run,
+	return []*cobra.Command{run,
 		cli.Lists(g, list, of(memclient.FindScripts, asked(&q)), "SCRIPT\tDESCRIPTION\tLAST SUCCESS", func(s layer.Script) string {
 			return fmt.Sprintf("%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"))
 		}),
@@ -90,20 +93,22 @@ from what was registered is not run.`,
 		cli.Shows(g, outcome, of(memclient.RecordOutcome, func(args []string) (keeper.Outcome, error) {
 			r.Name = args[1]
 			return r, nil
-		}), silent[client.None]))
+		}), silent[client.None]),
+	}
 }
 
-func newArtifact(g *cli.Globals) *cobra.Command {
+// newArtifact returns the commands of artifacts.
+func newArtifact(g *cli.Globals) []*cobra.Command {
 	put := &cobra.Command{
-		Use: "put NAME FILE", Short: "Keep a file by its digest; - is standard input", Args: cli.Exactly("NAME", "FILE"),
-		Example: "  sallyport memory artifact put demo report.pdf",
+		Use: "put_artifact NAME FILE", Short: "Keep a file by its digest; - is standard input", Args: cli.Exactly("NAME", "FILE"),
+		Example: "  sallyport memory put_artifact demo report.pdf",
 	}
 	get := &cobra.Command{
-		Use: "get NAME DIGEST", Short: "Write what has a digest to standard output", Args: cli.Exactly("NAME", "DIGEST"),
+		Use: "get_artifact NAME DIGEST", Short: "Write what has a digest to standard output", Args: cli.Exactly("NAME", "DIGEST"),
 		Long: `Write what has a digest to standard output, as it is; to a terminal with its control
 characters escaped. Contents that differ from the digest are an error.`,
 	}
-	return cli.Group("artifact", "Results, by the SHA-256 of their contents",
+	return []*cobra.Command{
 		cli.Shows(g, put, of(memclient.PutArtifact, func(args []string) (r keeper.ArtifactRequest, err error) {
 			if args[1] == "-" {
 				r.Data, err = io.ReadAll(put.InOrStdin())
@@ -121,7 +126,8 @@ characters escaped. Contents that differ from the digest are an error.`,
 				_, _ = w.Write(a.Data)
 			}
 			untrusted(get.ErrOrStderr(), a.Untrusted)
-		}))
+		}),
+	}
 }
 
 func newTool(g *cli.Globals) *cobra.Command {
