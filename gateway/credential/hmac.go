@@ -50,38 +50,58 @@ func (k hmacKind) compose(fields map[string]Secret) (*composed, error) {
 			return err
 		}
 		m := hmac.New(digest, []byte(key))
-		m.Write([]byte(strings.NewReplacer(values...).Replace(k.Sign)))
-		signature := hex.EncodeToString
+		m.Write([]byte(fill(k.Sign, values)))
 		if k.Encoding == policy.Base64 {
-			signature = base64.StdEncoding.EncodeToString
+			values["signature"] = base64.StdEncoding.EncodeToString(m.Sum(nil))
+		} else {
+			values["signature"] = hex.EncodeToString(m.Sum(nil))
 		}
-		values = append(values, "{signature}", signature(m.Sum(nil)))
-		fill := strings.NewReplacer(values...)
 		for _, h := range given {
-			setHeader(r, h.Name, fill.Replace(h.Value))
+			setHeader(r, h.Name, fill(h.Value, values))
 		}
 		return nil
 	}}
 	return c.keeps(used, fields), nil
 }
 
-// values are the placeholders with what they stand for.
-func (k hmacKind) values(r *http.Request, s Signing) ([]string, error) {
-	values := []string{
-		"{method}", r.Method, "{host}", r.Host, "{path}", r.URL.EscapedPath(), "{query}", r.URL.RawQuery,
-		"{timestamp}", strconv.FormatInt(s.Now.Unix(), 10), "{timestampMs}", strconv.FormatInt(s.Now.UnixMilli(), 10),
+// values are the parts of a request by their names.
+func (k hmacKind) values(r *http.Request, s Signing) (map[string]string, error) {
+	values := map[string]string{
+		"method": r.Method, "host": r.Host, "path": r.URL.EscapedPath(), "query": r.URL.RawQuery,
+		"timestamp": strconv.FormatInt(s.Now.Unix(), 10), "timestampMs": strconv.FormatInt(s.Now.UnixMilli(), 10),
 	}
-	for name, read := range map[string]func() (string, error){"{bodySha256}": s.Hash, "{body}": s.Body} {
-		if !strings.Contains(k.Sign, name) {
-			continue
-		}
-		value, err := read()
-		if err != nil {
+	var err error
+	if strings.Contains(k.Sign, "{bodySha256}") {
+		if values["bodySha256"], err = s.Hash(); err != nil {
 			return nil, err
 		}
-		values = append(values, name, value)
+	}
+	if strings.Contains(k.Sign, "{body}") {
+		if values["body"], err = s.Body(); err != nil {
+			return nil, err
+		}
 	}
 	return values, nil
+}
+
+// fill puts values in the place of their names in braces. What is put in is not looked at again.
+func fill(text string, values map[string]string) string {
+	var b strings.Builder
+	for {
+		before, rest, more := strings.Cut(text, "{")
+		b.WriteString(before)
+		if !more {
+			return b.String()
+		}
+		name, after, _ := strings.Cut(rest, "}")
+		if value, known := values[name]; known {
+			b.WriteString(value)
+			text = after
+		} else {
+			b.WriteByte('{')
+			text = rest
+		}
+	}
 }
 
 func (k hmacKind) own(r *http.Request) bool {

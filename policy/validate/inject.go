@@ -166,6 +166,11 @@ func (v *validator) inject(path string, in *policy.Inject) {
 	}
 }
 
+// signable are the parts of a request that an HMAC can be of.
+var signable = []string{"{method}", "{host}", "{path}", "{query}", "{timestamp}", "{timestampMs}", "{bodySha256}", "{body}"}
+
+var braced = regexp.MustCompile(`\{[A-Za-z0-9]+\}`)
+
 func (v *validator) hmac(path string, h *policy.HMACInject) {
 	v.template(path+".key", h.Key, true)
 	if !slices.Contains([]string{"", policy.SHA1, policy.SHA256, policy.SHA512}, h.Algorithm) {
@@ -176,6 +181,11 @@ func (v *validator) hmac(path string, h *policy.HMACInject) {
 	}
 	if h.Sign == "" || strings.Contains(h.Sign, "{{") {
 		v.say(policy.BadInject, path+".sign", "has no text to sign, or a field of the secret in it", `write one as "{method}\n{path}\n{timestamp}\n{bodySha256}"`)
+	}
+	for _, part := range braced.FindAllString(h.Sign, -1) {
+		if !slices.Contains(signable, part) {
+			v.say(policy.BadInject, path+".sign", policy.Clean(part)+" is no part of a request", "write one of "+strings.Join(signable, ", "))
+		}
 	}
 	signed := false
 	for name, value := range h.Headers {

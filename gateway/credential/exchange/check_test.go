@@ -27,6 +27,7 @@ func TestCheck(t *testing.T) {
 	must.OK(t, err)
 	gcp := policy.Exchange{GCP: &policy.GCPExchange{Scopes: []string{"x"}}}
 	app := policy.Exchange{GitHubApp: &policy.GitHubAppExchange{AppID: "1", InstallationID: "2"}}
+	login := policy.Exchange{OAuth2: &policy.OAuth2Exchange{TokenURL: "https://auth.example.com/token", ClientID: "a", Grant: policy.GrantRefreshToken, ClientAuth: "post"}}
 	for _, tt := range []struct {
 		name     string
 		exchange policy.Exchange
@@ -36,6 +37,8 @@ func TestCheck(t *testing.T) {
 		{"service account", gcp, map[string]string{"key": string(account)}, ""},
 		{"no JSON", gcp, map[string]string{"key": key}, "set the JSON that Google Cloud gives"},
 		{"another field", gcp, map[string]string{"a": string(account), "b": key}, "lacks the field key"},
+		{"login of a program", login, map[string]string{"token": `{"claudeAiOauth": {"refreshToken": "refresh-0123456789"}}`}, ""},
+		{"login with two", login, map[string]string{"token": `{"a": {"refreshToken": "refresh-0123456789"}, "b": {"refresh_token": "another-0123456789"}}`}, "2 refresh tokens"},
 		{"app", app, map[string]string{"key": key}, ""},
 		{"app without a key", app, map[string]string{"key": "0123456789abcdef0123"}, "key"},
 	} {
