@@ -245,6 +245,7 @@ func databaseRecords(t *testing.T, e *databaseEnv) {
 func databaseDenials(t *testing.T, e *databaseEnv) {
 	for options, want := range map[string]string{
 		"dbname=other":                          "FATAL:  sallyport: denied: no rule allows this (decision ",
+		"dbname=" + strings.Repeat("a", 64):     "FATAL:  sallyport: no rule can be about a database with such a name",
 		"dbname=a/b":                            "FATAL:  sallyport: no rule can be about a database with such a name",
 		"dbname=app replication=database":       `FATAL:  sallyport: the start-up parameter "replication" is not passed on`,
 		"dbname=app options='-c role=postgres'": `FATAL:  sallyport: the start-up parameter "role" is not passed on`,

@@ -26,6 +26,9 @@ const (
 	methodCancel  = "cancel" // of a query of another session
 )
 
+// maxName is PostgreSQL's NAMEDATALEN less the zero byte.
+const maxName = 63
+
 // memory is what a session takes, in bytes.
 const memory = 128 << 10
 
@@ -72,7 +75,8 @@ func (h *Handler) Serve(ctx context.Context, c wire.Conn) {
 		return
 	}
 	path := "/" + opening.Database
-	if strings.Contains(opening.Database, "/") || policy.CheckNormalised(path) != nil {
+	// A server cuts a name that is too long, and opens the database of what is left.
+	if len(opening.Database) > maxName || strings.Contains(opening.Database, "/") || policy.CheckNormalised(path) != nil {
 		const reason = "no rule can be about a database with such a name"
 		c.Refuse(wire.Request{Method: methodConnect, Path: "/"}, "database", reason)
 		_ = Refuse(client, &Refusal{CodeDenied, prefix + reason})

@@ -18,10 +18,13 @@ const (
 	// maxLogin bounds the words of a command that logs in, and their bytes together.
 	maxLoginWords = 16
 	maxLoginBytes = 64 << 10
-	longestName   = 5 // of those that log in or out
+	maxName       = 128 // bytes of a command's name
 )
 
 var errLogin = fmt.Errorf("a command that logs in has at most %d words and %d KiB", maxLoginWords, maxLoginBytes>>10)
+
+// errHello says that a server might refuse a HELLO, or take it for another.
+var errHello = errors.New("HELLO has version 2 or 3, and then AUTH and SETNAME alone")
 
 // Session is what Commands and Replies of one session share.
 type Session struct {
@@ -70,22 +73,22 @@ func (s *Session) command(w *bufio.Writer, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	if size <= longestName {
-		name, err := word(in, size)
-		if err != nil {
-			return err
-		}
-		switch strings.ToUpper(name) {
-		case "AUTH", "HELLO", "RESET":
-			return s.login(w, in, name, words-1)
-		}
-		fmt.Fprintf(w, "*%d\r\n$%d\r\n%s\r\n", words, size, name)
-	} else {
-		fmt.Fprintf(w, "*%d\r\n$%d\r\n", words, size)
-		if err := bulk(w, in, size); err != nil {
-			return err
-		}
+	if size > maxName {
+		return errForm
 	}
+	name, err := word(in, size)
+	if err != nil {
+		return err
+	}
+	// The server compares names up to the first zero byte.
+	if strings.Contains(name, "\x00") {
+		return errForm
+	}
+	switch upper(name) {
+	case "AUTH", "HELLO", "RESET":
+		return s.login(w, in, name, words-1)
+	}
+	fmt.Fprintf(w, "*%d\r\n$%d\r\n%s\r\n", words, size, name)
 	for range words - 1 {
 		if size, err = number(in, '$', maxBulk); err != nil {
 			return err
@@ -119,11 +122,14 @@ func (s *Session) login(w io.Writer, in *bufio.Reader, name string, more int64) 
 		words = append(words, text)
 	}
 	var err error
-	switch strings.ToUpper(name) {
+	switch upper(name) {
 	case "AUTH":
 		_, err = w.Write(s.Account.auth())
 	case "HELLO":
-		_, err = w.Write(command(s.hello(words)...))
+		var out []string
+		if out, err = hello(words); err == nil {
+			_, err = w.Write(command(out...))
+		}
 	case "RESET":
 		out := command(words...)
 		if len(words) == 1 { // it is refused else, and changes nothing
@@ -137,27 +143,34 @@ func (s *Session) login(w io.Writer, in *bufio.Reader, name string, more int64) 
 	return err
 }
 
-// hello returns HELLO with the account's login in the place of the client's. It takes the
-// options for what the server takes them for.
-func (s *Session) hello(words []string) []string {
-	out := slices.Clone(words[:min(len(words), 2)])
-	for i := 2; i < len(words); i++ {
-		if !strings.EqualFold(words[i], "AUTH") {
-			out = append(out, words[i])
-			if strings.EqualFold(words[i], "SETNAME") && i+1 < len(words) {
-				i++
-				out = append(out, words[i])
-			}
-			continue
-		}
-		user := s.Account.Username
-		if user == "" {
-			user = "default"
-		}
-		out = append(out, words[i], user, s.Account.Password)
-		i += 2
+// hello returns HELLO without a login: the connection is logged in already, and a server
+// that refuses the command would show its words in its log of slow commands.
+func hello(words []string) ([]string, error) {
+	if len(words) > 1 && words[1] != "2" && words[1] != "3" {
+		return nil, errHello
 	}
-	return out
+	out := slices.Clone(words[:min(len(words), 2)])
+	for rest := words[len(out):]; len(rest) > 0; {
+		switch option := upper(rest[0]); {
+		case option == "AUTH" && len(rest) >= 3:
+			rest = rest[3:]
+		case option == "SETNAME" && len(rest) >= 2:
+			out, rest = append(out, "SETNAME", rest[1]), rest[2:]
+		default:
+			return nil, errHello
+		}
+	}
+	return out, nil
+}
+
+// upper is s with the letters of ASCII in upper case, as the server compares it.
+func upper(s string) string {
+	return strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' {
+			return r - 'a' + 'A'
+		}
+		return r
+	}, s)
 }
 
 // word reads a string, and the end of its line, that is to be held.
@@ -197,4 +210,6 @@ func bulk(w *bufio.Writer, in *bufio.Reader, size int64) error {
 }
 
 // IsForm tells whether an error of Commands is about what the client sent.
-func IsForm(err error) bool { return errors.Is(err, errForm) || errors.Is(err, errLogin) }
+func IsForm(err error) bool {
+	return errors.Is(err, errForm) || errors.Is(err, errLogin) || errors.Is(err, errHello)
+}

@@ -322,6 +322,8 @@ func forms(t *testing.T, e *env) {
 		"PING\r\n", "AUTH x\r\n", "*1\n$4\nPING\n", "*01\r\n$4\r\nPING\r\n", "*+1\r\n$4\r\nPING\r\n", "* 1\r\n$4\r\nPING\r\n", "*0\r\n", "*-1\r\n",
 		"*1\r\n$04\r\nPING\r\n", "*1\r\n$-1\r\n", "*1\r\n$4\r\nPINGPING\r\n", "*1\r\n:4\r\n", "*1\r\n$4\r\rPING\r\n", "*99999999999999999999\r\n",
 		"*2\r\n$3\r\nGET\r\n$1\r\nkey\r\n", "\r\n" + words("PING"), strings.Repeat("*", 100_000), words("AUTH", strings.Repeat("x", 100_000)),
+		words("HELLO", "9", "AUTH", "a", "b"), words("HELLO", "3", "x", "AUTH", "a", "b"), words("HELLO", "3", "AUTH\x00", "default", admin), words("HELLO", "3", "AUTH", "a"),
+		words("AUTH\x00x", "default", admin), words("GET\x00", "key"), words(strings.Repeat("x", 129)),
 		fmt.Sprintf("*20\r\n$5\r\nHELLO\r\n%s", strings.Repeat("$1\r\n3\r\n", 19)),
 	} {
 		c, r := e.raw()
