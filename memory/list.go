@@ -16,7 +16,7 @@ import (
 )
 
 // ErrTruncated says that a listing is not complete.
-var ErrTruncated = errors.New("the memory holds more than is listed, is more than 64 folders deep, or has very long paths")
+var ErrTruncated = errors.New("the memory holds more files and folders than are listed, is more than 64 folders deep, or has very long paths")
 
 const (
 	// MaxListed is how many entries List shows.

@@ -50,13 +50,13 @@ func TestMemory(t *testing.T) {
 	if entry.Path == "" || entry.Type != layer.Preference {
 		t.Errorf("stored: %+v", entry)
 	}
-	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "a"); len(found) == 0 || found[0].Path != "notes/a.md" {
+	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "a").Found; len(found) == 0 || found[0].Path != "notes/a.md" {
 		t.Errorf("found: %+v", found)
 	}
-	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "b"); len(found) != 0 {
+	if found := recall(t, c, memories.Search, keeper.Question{Query: "tea"}, "b").Found; len(found) != 0 {
 		t.Errorf("another sandbox's was found: %+v", found)
 	}
-	if found := recall(t, c, memories.Retrieve, keeper.Question{Query: "what is the name of the user", Limit: 3}, "a"); len(found) == 0 || found[0].ID != entry.ID || found[0].Score <= 0 {
+	if found := recall(t, c, memories.Retrieve, keeper.Question{Query: "what is the name of the user", Limit: 3}, "a").Found; len(found) == 0 || found[0].ID != entry.ID || found[0].Score <= 0 {
 		t.Errorf("retrieved: %+v", found)
 	}
 	if text := recall(t, c, memories.FormatForContext, keeper.Question{Query: "name", Budget: 500}, "a").Text; !strings.Contains(text, "> The user's name is Ada.") {

@@ -22,9 +22,9 @@ import (
 var (
 	Tool             = operation[json.RawMessage, tool.Answer]("")
 	Prompt           = operation[client.None, keeper.Text]("/prompt")
-	Search           = operation[keeper.Question, []keeper.Found]("/search")
+	Search           = operation[keeper.Question, keeper.Results[keeper.Found]]("/search")
 	Store            = operation[keeper.StoreRequest, layer.Entry]("/store")
-	Retrieve         = operation[keeper.Question, []layer.Scored]("/retrieve")
+	Retrieve         = operation[keeper.Question, keeper.Results[layer.Scored]]("/retrieve")
 	FormatForContext = operation[keeper.Question, keeper.Text]("/format_for_context")
 	AppendTurn       = operation[keeper.TurnRequest, client.None]("/append_turn")
 	GetState         = operation[keeper.StateRequest, keeper.StateRequest]("/get_state")

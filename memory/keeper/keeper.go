@@ -130,8 +130,9 @@ var ErrEnded = errors.New("the sandbox is being stopped, saved, restored, forked
 // use is one operation on a memory.
 type use struct {
 	*store
-	keeper *Keeper
-	folder *memory.Folder
+	keeper     *Keeper
+	folder     *memory.Folder
+	incomplete error // what its search has not
 }
 
 // in calls do with a sandbox's memory.
@@ -170,7 +171,7 @@ func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context
 		return err
 	}
 	defer f.Close()
-	if err := do(ctx, &use{s, k, f}); err == nil || ctx.Err() == nil {
+	if err := do(ctx, &use{store: s, keeper: k, folder: f}); err == nil || ctx.Err() == nil {
 		return err
 	}
 	return context.Cause(ctx)
@@ -230,6 +231,9 @@ func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Pro
 		return err
 	}
 	err = x.use.index.Update(ctx, f, progress)
+	if errors.Is(err, memory.ErrTruncated) || errors.Is(err, search.ErrFull) {
+		x.incomplete = err
+	}
 	if full := errors.Is(err, search.ErrFull); full != x.full {
 		if x.full = full; full {
 			x.keeper.o.Logger.Warn("a memory is searched in part", "sandbox", x.owner.Name, "error", err)

@@ -237,13 +237,13 @@ func TestTaint(t *testing.T) {
 	value(struct{}{}, r.Record(ctx, r.o, memory.Cause{Operation: memory.Found}))(t)
 
 	why := map[string]string{}
-	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "deploy", Limit: 50}))(t) {
+	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "deploy", Limit: 50}))(t).Found {
 		why[f.Path] = f.Untrusted
 	}
 	if len(why) != 3 || why["memories/clean.md"] != "" || !strings.Contains(why["memories/planted.md"], "evil.example") || strings.Contains(why["memories/planted.md"], "good.example") {
 		t.Errorf("found: %q", why)
 	}
-	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "deploy", Trusted: true}))(t) {
+	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "deploy", Trusted: true}))(t).Found {
 		if f.Path == "memories/planted.md" {
 			t.Error("what is not trusted was found")
 		}
@@ -275,7 +275,7 @@ func TestSecretIsTakenOut(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
 	r.writes("memories/note.md", "The password is "+secret+".\n")
-	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "password"}))(t); len(found) != 0 {
+	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "password"}))(t).Found; len(found) != 0 {
 		t.Errorf("found: %+v", found)
 	}
 	if _, err := os.Stat(r.path("memories/note.md")); !errors.Is(err, fs.ErrNotExist) {
@@ -382,7 +382,7 @@ func TestSummaryKeepsTaint(t *testing.T) {
 	if err != nil || steps == 0 {
 		t.Fatal(err, steps)
 	}
-	found := value(r.Search(ctx, r.o, keeper.Question{Query: "Oslo", Limit: 50}))(t)
+	found := value(r.Search(ctx, r.o, keeper.Question{Query: "Oslo", Limit: 50}))(t).Found
 	clean := 0
 	for _, f := range found {
 		if !strings.HasPrefix(f.Path, "memories/summaries/") {
@@ -498,10 +498,10 @@ func TestChangedAfterTheRecord(t *testing.T) {
 		}
 		r.contacted = []string{"evil.example"}
 	}
-	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "mangosteen"}))(t) {
+	for _, f := range value(r.Search(ctx, r.o, keeper.Question{Query: "mangosteen"}))(t).Found {
 		t.Errorf("found: %+v", f)
 	}
-	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "mangosteen"}))(t); len(found) != 1 || found[0].Untrusted == "" {
+	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "mangosteen"}))(t).Found; len(found) != 1 || found[0].Untrusted == "" {
 		t.Errorf("found: %+v", found)
 	}
 }
@@ -513,7 +513,7 @@ func TestSwappedAfterTheRecord(t *testing.T) {
 	const good = "The user likes tea.\n"
 	question := keeper.Question{Query: "tea", Trusted: true}
 	retrieve := func(t *testing.T, r *rig) string {
-		list := value(r.Retrieve(t.Context(), r.o, question))(t)
+		list := value(r.Retrieve(t.Context(), r.o, question))(t).Found
 		return fmt.Sprint(list)
 	}
 	for name, tt := range map[string]struct {
@@ -676,7 +676,7 @@ func TestMoreTextThanIsSearched(t *testing.T) {
 		r.writes("memories/"+name+".md", "apple of "+name+strings.Repeat("\nAll is well.", 60_000))
 	}
 	for range 2 {
-		found := value(r.Search(ctx, r.o, keeper.Question{Query: "b.md"}))(t)
+		found := value(r.Search(ctx, r.o, keeper.Question{Query: "b.md"}))(t).Found
 		if len(found) == 0 || found[0].Path != "memories/b.md" || found[0].Note == "" {
 			t.Errorf("found: %+v", found)
 		}
@@ -731,7 +731,7 @@ func TestRollbackOfADestination(t *testing.T) {
 	if got := string(value(os.ReadFile(r.path("memories/a.md")))(t)); got != "one" {
 		t.Errorf("the file has %q", got)
 	}
-	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "one"}))(t); len(found) != 1 || found[0].Untrusted != "" {
+	if found := value(r.Search(ctx, r.o, keeper.Question{Query: "one"}))(t).Found; len(found) != 1 || found[0].Untrusted != "" {
 		t.Errorf("found: %+v", found)
 	}
 	if n := len(r.commits()); n != 4 {
@@ -765,10 +765,10 @@ func TestFirstIndexIsBrokenOff(t *testing.T) {
 			}
 			r.writes("memories/000.md", "pear\n")
 			must.OK(t, os.Remove(r.path("memories/001.md")))
-			if found := value(r.Search(t.Context(), r.o, keeper.Question{Query: "apple", Limit: 1000}))(t); len(found) != files-2 {
+			if found := value(r.Search(t.Context(), r.o, keeper.Question{Query: "apple", Limit: 1000}))(t).Found; len(found) != files-2 {
 				t.Errorf("%d of %d files are found", len(found), files-2)
 			}
-			if found := value(r.Search(t.Context(), r.o, keeper.Question{Query: "pear"}))(t); len(found) != 1 {
+			if found := value(r.Search(t.Context(), r.o, keeper.Question{Query: "pear"}))(t).Found; len(found) != 1 {
 				t.Errorf("what was written then: %+v", found)
 			}
 			steps := 0
@@ -834,4 +834,31 @@ func forge(t *testing.T, path string, f *memory.Folder, o history.Options) {
 		t.Error("nothing was appended")
 	}
 	must.OK(t, h.Close())
+}
+
+// An answer says that files were not searched for want of room, also one that is empty.
+func TestAnswerIsIncomplete(t *testing.T) {
+	r := newRig(t) // whose index has room for 1 MiB
+	ctx := t.Context()
+	r.writes("memories/a.md", "The first apple.\n")
+	if list := value(r.Search(ctx, r.o, keeper.Question{Query: "apple"}))(t); len(list.Found) != 1 || list.Incomplete != "" {
+		t.Errorf("all is searched: %+v", list)
+	}
+	for _, name := range []string{"b", "c"} {
+		r.writes("memories/"+name+".md", "A mangosteen."+strings.Repeat(" ", 700<<10))
+	}
+	r.writes("memories/d.md", "A papaya."+strings.Repeat(" ", 700<<10))
+	const want = "2 files are found by their names alone"
+	for _, query := range []string{"papaya", "apple", "quince"} {
+		q := keeper.Question{Query: query}
+		if list := value(r.Search(ctx, r.o, q))(t); !strings.Contains(list.Incomplete, want) {
+			t.Errorf("search of %s: %+v", query, list.Incomplete)
+		}
+		if list := value(r.Retrieve(ctx, r.o, q))(t); !strings.Contains(list.Incomplete, want) {
+			t.Errorf("retrieve of %s: %+v", query, list.Incomplete)
+		}
+		if text := value(r.FormatForContext(ctx, r.o, q))(t); !strings.Contains(text.Incomplete, want) {
+			t.Errorf("format_for_context of %s: %+v", query, text.Incomplete)
+		}
+	}
 }

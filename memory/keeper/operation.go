@@ -125,8 +125,8 @@ func (k *Keeper) Tool(ctx context.Context, o memory.Owner, input json.RawMessage
 }
 
 // Search finds places in the files.
-func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Found, error) {
-	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]Found, error) {
+func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) (Results[Found], error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Results[Found], error) {
 		asked := search.Query{Text: q.Query, Limit: q.Limit, Since: q.Since, Until: q.Until}
 		if q.Type != "" {
 			asked.Types = []string{q.Type}
@@ -139,8 +139,16 @@ func (k *Keeper) Search(ctx context.Context, o memory.Owner, q Question) ([]Foun
 		for _, h := range hits {
 			found = append(found, Found{h, u.untrusted(ctx, h.Path)})
 		}
-		return found, err
+		return Results[Found]{found, u.unsearched()}, err
 	})
+}
+
+// unsearched says what a search has not searched, or "".
+func (u *use) unsearched() string {
+	if u.incomplete == nil {
+		return ""
+	}
+	return strings.ReplaceAll(u.incomplete.Error(), "\n", "; ")
 }
 
 // Store adds an entry.
@@ -158,9 +166,10 @@ func (k *Keeper) Store(ctx context.Context, o memory.Owner, r StoreRequest) (lay
 }
 
 // Retrieve finds entries and turns, with a score of relevance.
-func (k *Keeper) Retrieve(ctx context.Context, o memory.Owner, q Question) ([]layer.Scored, error) {
-	return reading(ctx, k, o, func(ctx context.Context, u *use) ([]layer.Scored, error) {
-		return u.layers(ctx, "").Retrieve(ctx, q.Query, cmp.Or(q.Limit, 10), q.options())
+func (k *Keeper) Retrieve(ctx context.Context, o memory.Owner, q Question) (Results[layer.Scored], error) {
+	return reading(ctx, k, o, func(ctx context.Context, u *use) (Results[layer.Scored], error) {
+		found, err := u.layers(ctx, "").Retrieve(ctx, q.Query, cmp.Or(q.Limit, 10), q.options())
+		return Results[layer.Scored]{found, u.unsearched()}, err
 	})
 }
 
@@ -172,7 +181,7 @@ func (q Question) options() layer.RetrieveOptions {
 func (k *Keeper) FormatForContext(ctx context.Context, o memory.Owner, q Question) (Text, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (Text, error) {
 		text, err := u.layers(ctx, "").FormatForContext(ctx, q.Query, cmp.Or(q.Budget, 2000), q.options())
-		return Text{text}, err
+		return Text{text, u.unsearched()}, err
 	})
 }
 
@@ -180,7 +189,7 @@ func (k *Keeper) FormatForContext(ctx context.Context, o memory.Owner, q Questio
 func (k *Keeper) Prompt(ctx context.Context, o memory.Owner) (Text, error) {
 	return reading(ctx, k, o, func(ctx context.Context, u *use) (Text, error) {
 		text, err := u.layers(ctx, "").Prompt(ctx)
-		return Text{text}, err
+		return Text{Text: text}, err
 	})
 }
 
@@ -311,28 +320,29 @@ func (k *Keeper) GetArtifact(ctx context.Context, o memory.Owner, r ArtifactRequ
 func (k *Keeper) Index(ctx context.Context, o memory.Owner, step func(Step) error) error {
 	ctx, progress, cancel := told(ctx, step)
 	defer cancel()
+	done := Indexed{}
 	err := k.in(ctx, o, func(ctx context.Context, u *use) error {
 		u.progress = progress(FilesRecorded)
 		defer func() { u.progress = nil }()
 		if err := u.begin(ctx); err != nil {
 			return err
 		}
-		_, err := partly(index{u}.Update(ctx, u.folder, progress(FilesIndexed)))
+		err := partly(index{u}.Update(ctx, u.folder, progress(FilesIndexed)))
+		done.Incomplete = u.unsearched()
 		return cmp.Or(err, ctx.Err())
 	})
 	if err != nil {
 		return err
 	}
-	return step(Step{Index: &Indexed{}})
+	return step(Step{Index: &done})
 }
 
-// partly is the error of an update of the index that a search goes on without, and any
-// other one.
-func partly(err error) (incomplete, failed error) {
+// partly is the error of an update of the index, if a search does not go on without it.
+func partly(err error) error {
 	if errors.Is(err, memory.ErrTruncated) || errors.Is(err, search.ErrFull) || errors.Is(err, search.ErrEmbedding) {
-		return err, nil
+		return nil
 	}
-	return nil, err
+	return err
 }
 
 // told is a context that ends when step fails, and what tells step how far a work is.

@@ -31,6 +31,13 @@ type Question struct {
 	Budget  int       `json:"budget,omitempty"` // of a text for a context, in tokens; default: 2,000
 }
 
+// Results are what a question found.
+type Results[T any] struct {
+	Found []T `json:"found"`
+	// Incomplete says which files were not searched, and why, or is "".
+	Incomplete string `json:"incomplete,omitempty"`
+}
+
 // Found is a place in a memory's files.
 type Found struct {
 	search.Hit
@@ -39,7 +46,8 @@ type Found struct {
 
 // Text is text for a model.
 type Text struct {
-	Text string `json:"text"`
+	Text       string `json:"text"`
+	Incomplete string `json:"incomplete,omitempty"` // as of Results
 }
 
 // TurnRequest adds a turn to the conversations.
@@ -162,7 +170,9 @@ const (
 )
 
 // Indexed is what Index has done: the index has what the last version has.
-type Indexed struct{}
+type Indexed struct {
+	Incomplete string `json:"incomplete,omitempty"` // as of Results
+}
 
 // Verified says what of a history fits the audit log.
 type Verified struct {

@@ -98,6 +98,9 @@ func newIndex(g *cli.Globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return g.Print(cmd, done, func(w io.Writer) { fmt.Fprintln(w, "the index is up to date") })
+		return g.Print(cmd, done, func(w io.Writer) {
+			fmt.Fprintln(w, "the index is up to date")
+			incomplete(w, done.Incomplete)
+		})
 	})
 }

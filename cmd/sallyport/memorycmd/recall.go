@@ -43,12 +43,13 @@ func newSearch(g *cli.Globals) *cobra.Command {
 	}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.Search, asked(&q)), func(w io.Writer, list []keeper.Found) {
-		for _, f := range list {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Search, asked(&q)), func(w io.Writer, list keeper.Results[keeper.Found]) {
+		for _, f := range list.Found {
 			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(cmp.Or(f.Text, f.Note), 200))
 			untrusted(w, f.Untrusted)
 		}
-		nothing(w, len(list), "was found")
+		nothing(w, len(list.Found), "was found")
+		incomplete(w, list.Incomplete)
 	})
 }
 
@@ -56,6 +57,13 @@ func newSearch(g *cli.Globals) *cobra.Command {
 func nothing(w io.Writer, n int, was string) {
 	if n == 0 {
 		fmt.Fprintln(w, "nothing", was)
+	}
+}
+
+// incomplete says which files were not searched.
+func incomplete(w io.Writer, why string) {
+	if why != "" {
+		fmt.Fprintln(w, "not all files were searched:", terminal.Escape(why))
 	}
 }
 
@@ -87,12 +95,13 @@ func newRetrieve(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "retrieve NAME WORD...", Short: "Find entries and turns, with a score of relevance", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.Retrieve, asked(&q)), func(w io.Writer, list []layer.Scored) {
-		for _, s := range list {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Retrieve, asked(&q)), func(w io.Writer, list keeper.Results[layer.Scored]) {
+		for _, s := range list.Found {
 			fmt.Fprintf(w, "%.2f  %s  %s  %s\n", s.Score, s.Time.Format(time.DateOnly), terminal.Escape(s.ID), oneLine(s.Text, 200))
 			untrusted(w, s.Untrusted)
 		}
-		nothing(w, len(list), "was found")
+		nothing(w, len(list.Found), "was found")
+		incomplete(w, list.Incomplete)
 	})
 }
 
@@ -101,7 +110,10 @@ func newContext(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "format_for_context NAME WORD...", Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVar(&q.Budget, "budget", 2000, "tokens at most")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, asked(&q)), printAnswer)
+	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, asked(&q)), func(w io.Writer, t keeper.Text) {
+		printAnswer(w, t)
+		incomplete(c.ErrOrStderr(), t.Incomplete)
+	})
 }
 
 func newTurn(g *cli.Globals) *cobra.Command {
