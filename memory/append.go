@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 
 	"golang.org/x/sys/unix"
@@ -51,27 +50,4 @@ func (f *Folder) appendLine(name string, line []byte) error {
 		return fmt.Errorf("%q: %w", name, cause(err))
 	}
 	return file.Sync()
-}
-
-// ReadPart returns at most n bytes, and no more than 16 MiB, of a regular file from an
-// offset on, and the size of the file. A negative offset counts from the file's end.
-func (f *Folder) ReadPart(name string, offset, n int64) (part []byte, size int64, err error) {
-	file, err := f.open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, 0, err
-	}
-	if size = info.Size(); offset < 0 {
-		offset = max(0, size+offset)
-	}
-	part = make([]byte, max(0, min(n, MaxFile, size-offset)))
-	got, err := file.ReadAt(part, offset)
-	if err != nil && err != io.EOF {
-		return nil, 0, fmt.Errorf("%q: %w", name, cause(err))
-	}
-	return part[:got], size, nil
 }

@@ -290,25 +290,6 @@ func TestAppendLine(t *testing.T) {
 	}
 }
 
-func TestReadPart(t *testing.T) {
-	dir, _ := plant(t)
-	f := open(t, dir)
-	if err := f.Write("x", []byte("0123456789"), ""); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		offset, n int64
-		want      string
-	}{{0, 3, "012"}, {7, 100, "789"}, {-3, 2, "78"}, {-100, 2, "01"}, {100, 2, ""}, {0, -1, ""}} {
-		if got, size, err := f.ReadPart("x", tt.offset, tt.n); string(got) != tt.want || size != 10 || err != nil {
-			t.Errorf("%+v: %q of %d, %v", tt, got, size, err)
-		}
-	}
-	if got, _, err := f.ReadPart("pipe", 0, 1); !errors.Is(err, memory.ErrNotFile) {
-		t.Errorf("%q, %v", got, err)
-	}
-}
-
 func TestScanIn(t *testing.T) {
 	dir, _ := plant(t)
 	f := open(t, dir)

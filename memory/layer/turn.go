@@ -1,11 +1,8 @@
 package layer
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"slices"
 	"time"
 
@@ -15,7 +12,6 @@ import (
 const (
 	turnsFile = "conversations.jsonl"
 	maxTurn   = 1 << 20
-	maxTurns  = 16 << 20 // bytes at the end of the file that are read
 )
 
 // Turn is one line of the conversations.
@@ -42,32 +38,4 @@ func (l *Layers) AppendTurn(ctx context.Context, role, content string) error {
 		return err
 	}
 	return l.Folder.AppendLine(turnsFile, line)
-}
-
-// Turns returns the last turns of the conversations, at most n of them, the oldest first,
-// out of the file's last 16 MiB. session "" is all sessions. Lines that are no turns are
-// passed over.
-func (l *Layers) Turns(ctx context.Context, session string, n int) ([]Turn, error) {
-	data, size, err := l.Folder.ReadPart(turnsFile, -maxTurns, maxTurns)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []Turn{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if size > maxTurns {
-		data = data[bytes.IndexByte(data, '\n')+1:]
-	}
-	turns := []Turn{}
-	for len(data) > 0 && len(turns) < n {
-		data = bytes.TrimSuffix(data, []byte("\n"))
-		begin := bytes.LastIndexByte(data, '\n') + 1
-		var t Turn
-		if json.Unmarshal(data[begin:], &t) == nil && t.Role != "" && (session == "" || t.Session == session) {
-			turns = append(turns, t)
-		}
-		data = data[:begin]
-	}
-	slices.Reverse(turns)
-	return turns, nil
 }
