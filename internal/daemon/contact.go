@@ -32,7 +32,8 @@ const maxContacts = 4096
 
 // contacted returns the destinations of the requests and connections of a sandbox that
 // were allowed by records after a number, or ended after a time or not yet, and the number
-// of the last record about one.
+// of the last record about one. One whose completion is lost ends when the sandbox stops,
+// or the process that had it is another one.
 func (d *daemon) contacted(ctx context.Context, id string, after uint64, since time.Time) (hosts []string, last uint64, err error) {
 	worker := 0
 	if d.supervisor != nil {
@@ -79,6 +80,23 @@ func (d *daemon) contacted(ctx context.Context, id string, after uint64, since t
 				if len(open) < maxContacts {
 					open[e.Event.ID()] = contact{host: host, worker: worker, begun: e.Number}
 				}
+			}
+		}
+	}
+	// What was open when the sandbox stopped has ended, also if no completion says so.
+	q := index.Query{From: after + 1, Sandbox: id, Kind: audit.KindLifecycle, Text: "stopped"}
+	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
+		if err != nil {
+			return nil, 0, err
+		}
+		if x := e.Event.Unmapped.Sallyport; x.State != "stopped" || !strings.HasPrefix(x.Subject, "sandbox/") {
+			continue
+		}
+		last = max(last, e.Number)
+		for of, c := range open {
+			if c.ended == 0 && c.begun < e.Number {
+				c.ended = e.Number
+				open[of] = c
 			}
 		}
 	}

@@ -57,6 +57,18 @@ func TestContacted(t *testing.T) {
 	asked("one that ends", true, "late.example")
 	must.OK(t, d.auditLog.Append(t.Context(), done))
 	asked("it had ended before", true)
+	begin("lost.example", "allow") // and no completion comes
+	asked("one that never ends", true, "lost.example")
+	asked("nor later", true, "lost.example")
+	stop := audit.Change("sandbox/demo", "stopped")
+	stop.Unmapped.Sallyport.SandboxID, stop.Unmapped.Sallyport.Sandbox = "id-of-demo", "demo"
+	must.OK(t, d.auditLog.Append(t.Context(), stop))
+	begin("restarted.example", "allow")
+	asked("the sandbox has stopped, and has started again", true, "lost.example", "restarted.example")
+	asked("only what began since", true, "restarted.example")
+	must.OK(t, d.auditLog.Append(t.Context(), stop))
+	asked("it has stopped once more", true, "restarted.example")
+	asked("and nothing is open", true)
 	begin("new.example", "allow")
 	asked("a new one", true, "new.example")
 	d.contacts.forget("id-of-demo")
