@@ -50,6 +50,7 @@ fuzz:
 # SALLYPORT_SOAK=10m is longer, SALLYPORT_SEED=N plays an earlier run's dice.
 soak:
 	@CGO_ENABLED=1 SALLYPORT_SOAK=$${SALLYPORT_SOAK:-2m} $(GO) test -race ./gateway -run 'Test(Soak|CrowdOfConnections|RequestsThatBeginDuringAChange|StuckAnswersHoldBoundedMemory)$$' -count=1 -v -timeout 1h
+	@SALLYPORT_SOAK=1 $(GO) test ./memory/keeper -run 'TestMillionFiles$$' -count=1 -v -timeout 30m
 	@SALLYPORT_SOAK=1 $(GO) test ./audit/tree -run 'TestKill$$' -count=1 -v
 	@SALLYPORT_SOAK=1 $(GO) run ./internal/test/suite -workers 2 -only '/e2e Test(Sleep|Restarts|Killed|Model)$$'
 

@@ -183,7 +183,7 @@ type Progress func(done, total int)
 // not known and no other. Broken off, it keeps what it has done. An index that turns out
 // to be damaged is made anew. progress may be nil.
 //
-// Its error wraps [memory.ErrTruncated] if the memory has more than 200,000 entries,
+// Its error wraps [memory.ErrTruncated] if the memory has more than 100,000 entries,
 // [ErrFull] if it has more text than Options.MaxText, and [ErrEmbedding] if the Embedder
 // failed; the words of all else are up to date then.
 func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress) error {

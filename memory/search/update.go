@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxFiles is how many entries of a memory are looked at.
-	maxFiles = 200_000
+	// maxFiles is how many entries of a memory are looked at: as many as its history records.
+	maxFiles = 100_000
 	// maxText is the size of the largest file whose text is indexed, in bytes.
 	maxText = 1 << 20
 	// batch is how many files a transaction is about, and batchText their size in bytes, but

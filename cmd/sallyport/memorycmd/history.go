@@ -41,6 +41,9 @@ func newHistory(g *cli.Globals) *cobra.Command {
 	}), func(w io.Writer, list keeper.Commits) {
 		for _, c := range list.Commits {
 			fmt.Fprintf(w, "version %d  %s  %s\n", c.Number, when(c.Time), cause(c.Cause))
+			if c.Incomplete {
+				fmt.Fprintln(w, "  incomplete: the memory had more than 100,000 files and folders, or too deep ones; the others are in no version")
+			}
 			for _, ch := range c.Changes {
 				fmt.Fprintf(w, "  %s %s%s\n", ch.Op, named(ch.Path, ch.Kind), reason(ch))
 			}
