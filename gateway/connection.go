@@ -90,14 +90,17 @@ func (c *connection) Cut() { _ = c.Conn.Close() }
 // is over or is the HTTP server's. The connection outlives the listener that it came
 // from: Shutdown drains it.
 func (g *Gateway) follow(c *connection) {
-	defer func() {
-		if p := recover(); p != nil {
-			g.logger.Error("panic on a connection", "sandbox", c.identity.Name, "panic", fmt.Sprint(p))
-			_ = c.Close()
-		}
-	}()
+	defer c.survive()
 	if g.admitConnection(c) {
 		g.intercept(c)
+	}
+}
+
+// survive, deferred in each goroutine of a connection, has a panic end the connection alone.
+func (c *connection) survive() {
+	if p := recover(); p != nil {
+		c.gateway.logger.Error("panic on a connection", "sandbox", c.identity.Name, "panic", fmt.Sprint(p))
+		_ = c.Close()
 	}
 }
 

@@ -24,6 +24,7 @@ func (q *exchange) Hold() (stop func()) {
 	}
 	done := make(chan struct{})
 	go func() {
+		defer q.survive()
 		for expires := q.leased.expires; ; {
 			wait := time.NewTimer(time.Until(expires))
 			select {

@@ -73,6 +73,14 @@ func (s spoken) Reserve(n int64) (func(), error) {
 	return sync.OnceFunc(func() { s.gateway.bodies.Give(id, n) }), nil
 }
 
+// Go implements wire.Conn.
+func (s spoken) Go(work *sync.WaitGroup, f func()) {
+	work.Go(func() {
+		defer s.survive()
+		f()
+	})
+}
+
 // Refuse implements wire.Conn.
 func (s spoken) Refuse(r wire.Request, rule, reason string) *wire.Denied {
 	return s.ask(s.life.ctx, r).deny(floor(policy.Decision{Revision: s.gateway.revision()}, rule, reason))

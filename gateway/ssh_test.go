@@ -541,3 +541,22 @@ func TestSSHRevoked(t *testing.T) {
 		t.Error("it goes on")
 	}
 }
+
+// TestSSHPanic: a fault in a session ends its connection alone.
+func TestSSHPanic(t *testing.T) {
+	l := newSSHEnv(t, execRule)
+	rules := l.compile(t, execRule)
+	l.policy(func(in policy.Input) policy.Decision {
+		if in.Phase == policy.PhaseRequest {
+			panic("a fault")
+		}
+		return rules.Decide(context.Background(), in)
+	})
+	if out, err := l.ssh(t, "echo out"); exitOf(err) != 255 || strings.Contains(out, "out\n") {
+		t.Errorf("%v %s", err, out)
+	}
+	l.policy(func(in policy.Input) policy.Decision { return rules.Decide(context.Background(), in) })
+	if out, err := l.ssh(t, "echo out"); err != nil || out != "out\n" {
+		t.Errorf("another connection: %v %s", err, out)
+	}
+}

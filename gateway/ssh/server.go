@@ -28,12 +28,15 @@ import (
 const (
 	// maxChannels are the session channels that are open at once, as OpenSSH's MaxSessions.
 	maxChannels = 10
-	// handshakeMemory and channelMemory are what a handshake, and a channel with its
-	// connection to the server, can make the gateway hold, in bytes: the windows of
-	// both ends (2 MiB each in x/crypto/ssh).
-	handshakeMemory = 256 << 10
-	channelMemory   = 4 << 20
-	version         = "SSH-2.0-Sallyport"
+	// connectionMemory and channelMemory are what a connection, from its handshake on, and a
+	// channel with its connection to the server, can make the gateway hold, in bytes: the
+	// windows of both ends (2 MiB each in x/crypto/ssh).
+	connectionMemory = 256 << 10
+	channelMemory    = 4 << 20
+	version          = "SSH-2.0-Sallyport"
+
+	memoryRule   = "ssh-memory"
+	memoryReason = "too much is under way over SSH for this sandbox: wait until some of it has ended"
 )
 
 // Handler speaks SSH. It is a wire.Handler. All fields are needed.
@@ -46,34 +49,39 @@ type Handler struct {
 func (h *Handler) Serve(ctx context.Context, c wire.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
+	release, err := c.Reserve(connectionMemory)
+	if err != nil {
+		c.Refuse(wire.Request{Method: "connect", Path: "/"}, memoryRule, memoryReason)
+		return
+	}
+	defer release()
 	conn, channels, requests := h.shake(c)
 	if conn == nil {
 		return
 	}
 	defer conn.Close()
-	s := &server{Handler: h, conn: c, server: conn}
+	var work sync.WaitGroup
+	s := &server{Handler: h, conn: c, server: conn, work: &work}
 	// A client that opens no channel is of no use.
 	s.idle = time.AfterFunc(c.HandshakeTimeout(), func() { _ = conn.Close() })
 	defer s.idle.Stop()
 	ctx, cancel := context.WithCancel(ctx)
-	var work sync.WaitGroup
 	defer work.Wait()
-	defer cancel()
-	work.Go(func() { ssh.DiscardRequests(requests) }) // each is answered: no
+	defer func() { // there are more only after a panic
+		cancel()
+		_ = conn.Close()
+		for range channels {
+		}
+	}()
+	c.Go(&work, func() { ssh.DiscardRequests(requests) }) // each is answered: no
 	for channel := range channels {
-		s.open(ctx, &work, channel)
+		s.open(ctx, channel)
 	}
 }
 
 // shake is the handshake with the sandbox (RFC 4253, RFC 4252). It returns nil where that
 // fails.
 func (h *Handler) shake(c wire.Conn) (*ssh.ServerConn, <-chan ssh.NewChannel, <-chan *ssh.Request) {
-	release, err := c.Reserve(handshakeMemory)
-	if err != nil {
-		c.Refuse(wire.Request{Method: "connect", Path: "/"}, "handshakes", "too many SSH handshakes are under way")
-		return nil, nil, nil
-	}
-	defer release()
 	key, err := h.HostKeys.signer(c.Sandbox(), c.Destination().Host)
 	if err != nil {
 		h.Logger.Error("no host key for an SSH connection", "host", c.Destination().Host, "error", err)
@@ -105,12 +113,13 @@ type server struct {
 	*Handler
 	conn   wire.Conn
 	server *ssh.ServerConn
+	work   *sync.WaitGroup // that Serve waits for
 	idle   *time.Timer
 	count  atomic.Int32
 }
 
 // open begins a channel, or refuses it.
-func (s *server) open(ctx context.Context, work *sync.WaitGroup, channel ssh.NewChannel) {
+func (s *server) open(ctx context.Context, channel ssh.NewChannel) {
 	kind := channel.ChannelType()
 	if kind != "session" {
 		if kind == "direct-tcpip" || kind == "direct-streamlocal@openssh.com" || kind == "tun@openssh.com" {
@@ -123,28 +132,36 @@ func (s *server) open(ctx context.Context, work *sync.WaitGroup, channel ssh.New
 		_ = channel.Reject(ssh.ResourceShortage, "sallyport: too many channels on this connection")
 		return
 	}
-	// Before it is accepted: from then on the client can fill its window.
+	// A client can fill the window of a channel as soon as it is accepted.
 	release, err := s.conn.Reserve(channelMemory)
 	if err != nil {
-		const much = "too much is under way over SSH for this sandbox: wait until some of it has ended"
-		s.conn.Refuse(wire.Request{Method: "connect", Path: "/"}, "ssh-memory", much)
-		_ = channel.Reject(ssh.ResourceShortage, "sallyport: "+much)
+		s.conn.Refuse(wire.Request{Method: "connect", Path: "/"}, memoryRule, memoryReason)
+		_ = channel.Reject(ssh.ResourceShortage, "sallyport: "+memoryReason)
 		return
 	}
 	s.count.Add(1)
 	s.idle.Stop()
-	work.Go(func() {
-		defer release()
+	s.conn.Go(s.work, func() {
+		near, requests, err := channel.Accept()
 		defer func() {
 			if s.count.Add(-1) == 0 {
 				s.idle.Reset(s.conn.HandshakeTimeout())
 			}
+			if err != nil {
+				release()
+				return
+			}
+			// The client's end is open until it closes that too: until then it can fill the
+			// window, and the connection reads nothing while a request is not taken.
+			s.conn.Go(s.work, func() {
+				defer release()
+				_ = near.Close()
+				ssh.DiscardRequests(requests)
+			})
 		}()
-		near, requests, err := channel.Accept()
-		if err != nil {
-			return
+		if err == nil {
+			(&session{server: s, near: near, requests: requests}).run(ctx)
 		}
-		(&session{server: s, near: near, requests: requests}).run(ctx)
 	})
 }
 

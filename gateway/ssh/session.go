@@ -53,21 +53,22 @@ type start struct {
 	reply   *ssh.Request
 }
 
+// run carries what a channel asks for. It leaves the channel open.
 func (s *session) run(ctx context.Context) {
-	defer s.near.Close()
 	begin, err := s.wait()
 	if begin == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// What the client says from now on must be read: the connection waits for that, and the
+	// client may leave.
+	pending := s.attend(cancel)
 	if err != nil {
 		answer(begin.reply, true)
 		s.say(s.conn.Refuse(begin.Request, "ssh-request", err.Error()))
 		return
 	}
-	// What the client says while it is decided must be read: it may leave.
-	pending := s.attend(cancel)
 	s.grant, err = s.conn.Ask(ctx, begin.Request)
 	answer(begin.reply, true)
 	if err != nil {
@@ -158,7 +159,7 @@ func answer(r *ssh.Request, ok bool) {
 // client has closed its own.
 func (s *session) attend(leave func()) <-chan *ssh.Request {
 	pending := make(chan *ssh.Request, 8)
-	go func() {
+	s.conn.Go(s.work, func() {
 		defer close(pending)
 		defer leave()
 		for r := range s.requests {
@@ -172,7 +173,7 @@ func (s *session) attend(leave func()) <-chan *ssh.Request {
 			default: // a server that takes none
 			}
 		}
-	}()
+	})
 	return pending
 }
 
@@ -252,7 +253,7 @@ func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, sai
 			leave()
 		}
 	}
-	go func() {
+	s.conn.Go(s.work, func() {
 		_, err := io.Copy(far, counted{s.near, s.grant.Sent})
 		if err == nil {
 			err = far.CloseWrite()
@@ -264,19 +265,23 @@ func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, sai
 		if errors.As(err, &over) {
 			fail(over.error)
 		}
-	}()
-	go func() {
+	})
+	s.conn.Go(s.work, func() {
 		for r := range pending {
 			if interactive(begin) {
 				_, _ = far.SendRequest(r.Type, false, r.Payload)
 			}
 		}
-	}()
+	})
 	var output sync.WaitGroup
-	output.Go(func() { fail(s.show(s.near, far)) })
-	output.Go(func() { fail(s.show(s.near.Stderr(), far.Stderr())) })
+	s.conn.Go(&output, func() { fail(s.show(s.near, far)) })
+	s.conn.Go(&output, func() { fail(s.show(s.near.Stderr(), far.Stderr())) })
 	shown := make(chan struct{})
-	go func() { output.Wait(); _ = s.near.CloseWrite(); close(shown) }()
+	s.conn.Go(s.work, func() {
+		defer close(shown)
+		output.Wait()
+		_ = s.near.CloseWrite()
+	})
 
 	var ending *ssh.Request
 	for r := range said {
@@ -377,12 +382,12 @@ func (s *session) say(why error) {
 	}
 	done := make(chan struct{})
 	late := time.AfterFunc(farewell, func() { _ = s.server.server.Close() }) // it takes nothing
-	go func() {
+	s.conn.Go(s.work, func() {
 		defer close(done)
 		_, _ = io.WriteString(s.near.Stderr(), "sallyport: "+text+"\r\n")
 		_ = s.near.CloseWrite()
 		_, _ = s.near.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{exitDenied}))
-	}()
+	})
 	<-done
 	late.Stop()
 }

@@ -19,6 +19,9 @@ type Up func(server io.Writer, client io.Reader) error
 // follow what the client has.
 type Down func(client io.Writer, server io.Reader) (whole bool, err error)
 
+// errPanic ends a session where carrying what the client says panicked.
+var errPanic = errors.New("the gateway failed to carry what the client said")
+
 // Carry carries a session between a client, which is c or what is inside of it, and a server
 // that g dialled, until both directions have ended. sent is the error of up, and err is that
 // of down, nil where the client's side has ended it. The session ends with the lease of its
@@ -42,18 +45,25 @@ func Carry(c Conn, g Grant, client net.Conn, server *tls.Conn, up Up, down Down)
 		}
 	}()
 	var done sync.WaitGroup
-	done.Go(func() {
-		if sent = up(writer{server, g.Sent}, client); sent != nil {
-			_ = server.Close()
-			return
-		}
-		_ = server.CloseWrite()
+	c.Go(&done, func() {
+		sent = errPanic // unless up returns
+		defer func() {
+			if sent != nil {
+				_ = server.Close()
+				return
+			}
+			_ = server.CloseWrite()
+		}()
+		sent = up(writer{server, g.Sent}, client)
 	})
 	whole, err = down(client, reader{server, g.Received})
 	_ = client.SetReadDeadline(time.Unix(1, 0)) // ends up
 	_ = server.Close()
 	done.Wait()
-	if errors.Is(err, net.ErrClosed) && sent != nil {
+	switch {
+	case sent == errPanic:
+		err = errPanic
+	case errors.Is(err, net.ErrClosed) && sent != nil:
 		err = nil // the client's side has ended it
 	}
 	return whole, sent, err

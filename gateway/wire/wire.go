@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"sallyport/gateway/credential"
@@ -78,6 +79,8 @@ type Conn interface {
 	Refuse(r Request, rule, reason string) *Denied
 	// Reserve takes n bytes of the memory that the sandbox may hold, until release.
 	Reserve(n int64) (release func(), err error)
+	// Go runs f in a goroutine of work. A panic in it is logged and closes the connection.
+	Go(work *sync.WaitGroup, f func())
 }
 
 // Request is what the sandbox wants. Path is in the form of [policy.NormalizePath]: one
