@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -539,6 +540,33 @@ func TestSSHRevoked(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("it goes on")
+	}
+}
+
+// leasedKey is a key whose lease is short at first, and ends.
+type leasedKey struct {
+	fields
+	reads atomic.Int32
+}
+
+func (k *leasedKey) Read(ctx context.Context) (credential.Material, error) {
+	m, err := k.fields.Read(ctx)
+	m.Expires = time.Now().Add(time.Second)
+	if k.reads.Add(1) > 1 {
+		m.Version, m.Expires = "v2", time.Now().Add(time.Hour)
+	}
+	return m, err
+}
+
+// TestSSHExpiry: a session ends with the lease that it logged in with.
+func TestSSHExpiry(t *testing.T) {
+	l := newSSHEnv(t, execRule)
+	rules := l.compile(t, execRule)
+	l.broker = credential.New(credential.Options{
+		Sources: map[string]credential.Source{"key": &leasedKey{fields: fields{"privateKey": l.key}}}, Bound: rules.Bound, AllowShort: rules.AllowsShort,
+	})
+	if out, err := l.ssh(t, "sleep 100"); exitOf(err) != 128 || !strings.Contains(out, "the lease of the credential") {
+		t.Errorf("%v %s", err, out)
 	}
 }
 

@@ -186,6 +186,7 @@ func (s *session) carry(ctx context.Context, begin *start, pending <-chan *ssh.R
 	if err != nil {
 		return err
 	}
+	defer s.grant.Hold()()
 	key, err := signer(fields)
 	if err != nil {
 		s.Logger.Warn("a credential cannot log in over SSH", "credential", s.grant.Injection().Credential, "decision", s.grant.ID(), "error", err)
@@ -280,7 +281,12 @@ func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, sai
 	s.conn.Go(s.work, func() {
 		defer close(shown)
 		output.Wait()
-		_ = s.near.CloseWrite()
+		mu.Lock()
+		broken := failure != nil
+		mu.Unlock()
+		if !broken && s.grant.Context().Err() == nil { // else the client is told why
+			_ = s.near.CloseWrite()
+		}
 	})
 
 	var ending *ssh.Request
