@@ -95,7 +95,7 @@ type Approval struct {
 type CredentialUse struct {
 	Lease   string `json:"lease_accessor,omitempty"` // what its source calls the lease, where there is one; not a secret
 	Name    string `json:"name"`
-	Version string `json:"version,omitempty"`
 	// Placeholder says that the sandbox had asked for it by its placeholder.
-	Placeholder bool `json:"placeholder,omitempty"`
+	Placeholder bool   `json:"placeholder,omitempty"`
+	Version     string `json:"version,omitempty"`
 }

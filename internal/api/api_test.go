@@ -139,8 +139,13 @@ func TestSecretsGoInOnly(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0].Name != "key" {
 		t.Errorf("got %v, %v, want the one", list, err)
 	}
+	must.OK(t, api.SetSecret.Do(t.Context(), c, map[string]string{"token": "sk-very-secret too"}, "key"))
 	if err := api.RemoveSecret.Do(t.Context(), c, client.None{}, "key"); err != nil {
 		t.Error(err)
+	}
+	past, err := api.SecretHistory.Do(t.Context(), c, client.None{}, "key")
+	if err != nil || len(past) != 3 || past[0].Version == past[1].Version || past[0].Removed == past[2].Removed {
+		t.Errorf("got %+v, %v, want what was set twice and removed", past, err)
 	}
 }
 
