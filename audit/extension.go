@@ -93,8 +93,8 @@ type Approval struct {
 
 // CredentialUse names a credential and the version of the secret behind it.
 type CredentialUse struct {
-	Lease   string `json:"lease_accessor,omitempty"` // what its source calls the lease, where there is one; not a secret
-	Name    string `json:"name"`
+	Lease string `json:"lease_accessor,omitempty"` // what its source calls the lease, where there is one; not a secret
+	Name  string `json:"name"`
 	// Placeholder says that the sandbox had asked for it by its placeholder.
 	Placeholder bool   `json:"placeholder,omitempty"`
 	Version     string `json:"version,omitempty"`
