@@ -251,7 +251,7 @@ func repair(err error) string {
 	case errors.Is(err, credential.ErrUnfit):
 		return fmt.Sprintf("An operator must set another secret for %q: Sallyport's log says what is wrong with it.", name)
 	case errors.Is(err, credential.ErrTooManySecrets):
-		return "Let requests that are under way end."
+		return "Let requests that are under way end, and earlier tokens expire."
 	case errors.Is(err, credential.ErrUnavailable):
 		return "An operator must make the secret's source reachable (sallyport doctor)."
 	case errors.Is(err, credential.ErrRefused):

@@ -38,7 +38,9 @@ func (k *memoryKeep) Save(_ context.Context, id string, more credential.Saved) e
 	k.saves++
 	s := k.all[id]
 	s.Values, s.Sent = slices.Clone(s.Values), slices.Clone(s.Sent)
-	s.Add(more)
+	if err := s.Add(more); err != nil {
+		return err
+	}
 	k.all[id] = s
 	return nil
 }

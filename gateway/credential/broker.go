@@ -157,8 +157,9 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 
 // Refresh has the source of a credential asked again because a destination did not take
 // the version that was leased for it, and says whether there is another one now. The
-// source is asked at most once in [RefreshEvery] for one secret: what a sandbox sends can
-// have a destination refuse anything. Its errors are Lease's.
+// source of one secret is asked less and less often, from once in [RefreshEvery] to once in
+// ten minutes: what a sandbox sends can have a destination refuse anything. Its errors are
+// Lease's.
 func (b *Broker) Refresh(ctx context.Context, name string, to Binding, version string) (changed bool, err error) {
 	e, err := b.bind(name, to)
 	if err != nil {

@@ -82,6 +82,9 @@ type Material struct {
 	// secret. Empty where the source has none.
 	Accessor string
 	Expires  time.Time // zero: no lease
+	// Ends is when the issuer stops taking it, where that can be after Expires; zero: at
+	// Expires. Answers are searched for it at least until then.
+	Ends time.Time
 }
 
 // Source reads one credential's secret. Its errors wrap ErrNoSecret,

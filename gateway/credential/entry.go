@@ -17,8 +17,12 @@ const (
 	// secret is leased meanwhile.
 	retryAfter = time.Second
 	maxRetry   = 8 * time.Second
-	// RefreshEvery is how often [Broker.Refresh] has the source of one secret asked at most.
+	// RefreshEvery is how long [Broker.Refresh] waits at first before it has the source of one
+	// secret asked again. It doubles up to maxRefresh, and is as at first after twice that
+	// without a refresh. It does not depend on what upstreams answer: a sandbox can have them
+	// take a credential, and refuse it, in turn.
 	RefreshEvery = 10 * time.Second
+	maxRefresh   = 10 * time.Minute
 )
 
 // entry is one secret's source and what it last said.
@@ -46,6 +50,7 @@ type entry struct {
 	failures              int       // since one succeeded
 	again                 time.Time // before then the source is not asked again
 	refreshed             time.Time
+	pause                 time.Duration // after refreshed
 	timer                 *time.Timer
 	ended                 bool
 	forgotten             int // times: what was read before is not kept
@@ -136,10 +141,14 @@ func (e *entry) refresh(ctx context.Context, refused string) (bool, error) {
 	e.mu.Lock()
 	now := time.Now()
 	other := e.last != nil && e.last.material.Version != refused
-	if other || now.Sub(e.refreshed) < RefreshEvery {
+	if other || now.Sub(e.refreshed) < e.pause {
 		e.mu.Unlock()
 		return other, nil
 	}
+	if now.Sub(e.refreshed) >= 2*maxRefresh {
+		e.pause = 0
+	}
+	e.pause = min(max(RefreshEvery, 2*e.pause), maxRefresh)
 	e.refreshed, e.renew, e.again = now, now, now
 	e.mu.Unlock()
 	if d, ok := e.source.(Discarding); ok {
@@ -223,7 +232,7 @@ func (e *entry) forget() {
 		return
 	}
 	e.forgotten++
-	e.last, e.err, e.failures, e.again, e.refreshed = nil, nil, 0, time.Time{}, time.Time{}
+	e.last, e.err, e.failures, e.again, e.refreshed, e.pause = nil, nil, 0, time.Time{}, time.Time{}, 0
 	e.flight.Forget("")
 }
 
@@ -259,7 +268,7 @@ func (e *entry) end() {
 // same compares two readings of one source in this process, whose timing no
 // sandbox can see.
 func same(a, b Material) bool {
-	if a.Version != b.Version || len(a.Fields) != len(b.Fields) || !a.Expires.Equal(b.Expires) {
+	if a.Version != b.Version || len(a.Fields) != len(b.Fields) || !a.Expires.Equal(b.Expires) || !a.Ends.Equal(b.Ends) {
 		return false
 	}
 	for name, v := range a.Fields {

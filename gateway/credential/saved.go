@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 )
 
 // ErrUnsaved is the error if what a request is sent with cannot be noted for after a
@@ -16,6 +17,7 @@ var ErrUnsaved = errors.New("what answers are searched for cannot be kept")
 type Saved struct {
 	Values []SavedValue
 	Sent   []SavedHost
+	Gone   [][]byte `json:",omitempty"` // values to drop; of what is to be added alone
 }
 
 // SavedValue is a value that answers are searched for.
@@ -24,6 +26,8 @@ type SavedValue struct {
 	Text   []byte
 	Length int
 	Public bool
+	// Expires is zero for a value that is not known to expire.
+	Expires time.Time `json:",omitzero"`
 }
 
 // SavedHost is a host that a credential was sent to.
@@ -37,12 +41,27 @@ type Keep interface {
 	Save(ctx context.Context, id string, more Saved) error
 }
 
-// Add adds what more has, within the bounds of SentSecrets: the oldest is dropped.
-func (s *Saved) Add(more Saved) {
-	for _, v := range more.Values {
-		if i := slices.IndexFunc(s.Values, func(o SavedValue) bool { return bytes.Equal(o.Text, v.Text) }); i >= 0 {
-			v.Public = v.Public && s.Values[i].Public
+// Add adds what more has, within the bounds of SentSecrets. It drops what they drop; without
+// more.Gone, the oldest first. The error is ErrTooManySecrets if there is no room: all of it
+// is there, and must not be saved.
+func (s *Saved) Add(more Saved) error {
+	has := func(list []SavedValue, text []byte) int {
+		return slices.IndexFunc(list, func(o SavedValue) bool { return bytes.Equal(o.Text, text) })
+	}
+	drop := func(text []byte) {
+		if i := has(s.Values, text); i >= 0 {
 			s.Values = slices.Delete(s.Values, i, i+1)
+		}
+	}
+	for _, text := range more.Gone {
+		drop(text)
+	}
+	dated := true
+	for _, v := range more.Values {
+		dated = dated && !v.Expires.IsZero()
+		if i := has(s.Values, v.Text); i >= 0 {
+			v.Public = v.Public && s.Values[i].Public
+			drop(v.Text)
 		}
 		s.Values = append(s.Values, v)
 	}
@@ -50,15 +69,25 @@ func (s *Saved) Add(more Saved) {
 	for _, v := range s.Values {
 		size += len(v.Text)
 	}
-	for len(s.Values) > 1 && (len(s.Values) > MaxSent || size > maxSentBytes) {
-		size -= len(s.Values[0].Text)
-		s.Values = s.Values[1:]
+	over := func() bool { return len(s.Values) > 1 && (len(s.Values) > MaxSent || size > maxSentBytes) }
+	if over() {
+		for _, v := range droppable(s.Values, func(v SavedValue) (string, time.Time) { return v.Name, v.Expires }, dated) {
+			if !over() {
+				break
+			}
+			size -= len(v.Text)
+			drop(v.Text)
+		}
 	}
 	for _, h := range more.Sent {
 		if !slices.Contains(s.Sent, h) && len(s.Sent) < maxReached {
 			s.Sent = append(s.Sent, h)
 		}
 	}
+	if over() {
+		return ErrTooManySecrets
+	}
+	return nil
 }
 
 // Load takes over what was saved before a restart, or of the sandbox that this is a fork
@@ -77,14 +106,14 @@ func (e *SentSecrets) Load(ctx context.Context) error {
 		return errors.Join(ErrUnsaved, err)
 	}
 	var kept Saved
-	kept.Add(saved) // which a newer version may have written without our bounds
+	_ = kept.Add(saved) // without room, nothing that a newer version has written is dropped
 	if e.values == nil {
 		e.values = make(map[string]*sentValue)
 	}
 	for _, v := range kept.Values {
 		if e.values[string(v.Text)] == nil {
 			e.clock++
-			e.values[string(v.Text)] = &sentValue{text: string(v.Text), name: v.Name, length: v.Length, public: v.Public, saved: true, last: e.clock}
+			e.values[string(v.Text)] = &sentValue{text: string(v.Text), name: v.Name, length: v.Length, public: v.Public, saved: true, expires: v.Expires, last: e.clock}
 			e.bytes += len(v.Text)
 		}
 	}
@@ -104,10 +133,10 @@ func (e *SentSecrets) save(ctx context.Context, use *Use, to SavedHost) error {
 	if e.sets.Keep == nil {
 		return nil
 	}
-	var more Saved
+	more := Saved{Gone: e.gone}
 	for _, v := range use.values {
 		if !v.saved {
-			more.Values = append(more.Values, SavedValue{v.name, []byte(v.text), v.length, v.public})
+			more.Values = append(more.Values, SavedValue{v.name, []byte(v.text), v.length, v.public, v.expires})
 		}
 	}
 	if _, known := e.sent[to]; !known && len(e.sent) < maxReached {
@@ -122,6 +151,7 @@ func (e *SentSecrets) save(ctx context.Context, use *Use, to SavedHost) error {
 	for _, v := range use.values {
 		v.saved = true
 	}
+	e.gone = nil
 	return nil
 }
 

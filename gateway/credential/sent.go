@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 	"weak"
 
 	"sallyport/gateway/credential/decode"
@@ -30,11 +31,17 @@ const (
 	// maxUses bounds the injections that are recognised; there is one for each
 	// rule and version.
 	maxUses = 256
+	// expiredFor is how long a value has expired before it may be dropped for that: an
+	// upstream's clock can be behind, and some accept a token for a while after its end.
+	expiredFor = 5 * time.Minute
+	// undated is how many values without an expiry, of one credential, values with one do
+	// not displace: a sandbox can have a source issue many tokens, but no such secret.
+	undated = 16
 )
 
-// ErrTooManySecrets is the error if requests under way use so many credentials that no
-// more can be looked for in responses.
-var ErrTooManySecrets = errors.New("requests under way use too many credentials")
+// ErrTooManySecrets is the error if so many credentials are in use by requests under way, or
+// have not expired, that no more can be looked for in responses.
+var ErrTooManySecrets = errors.New("too many credentials are in use or have not expired")
 
 // SentBySandbox holds the SentSecrets of each sandbox. The zero SentBySandbox is empty. It
 // is safe for concurrent use.
@@ -116,8 +123,10 @@ func (x *SentBySandbox) scrubber(values []*sentValue) *scrub.Scrubber {
 // kept longer than the leases, until the sandbox is forgotten, and over restarts where there
 // is a Keep.
 //
-// Beyond MaxSent values or 256 KiB, the values that were sent the longest ago are dropped,
-// but none that a request under way was sent with. It is safe for concurrent use.
+// Beyond MaxSent values or 256 KiB, values are dropped: those that have expired first, then
+// those without an expiry that were sent the longest ago. None is dropped that a request
+// under way was sent with, or that has an expiry and has not expired: a sandbox can have a
+// source issue one token after the other. It is safe for concurrent use.
 type SentSecrets struct {
 	scrubber scrub.Scrubber // for all values, whichever they are
 	sets     *SentBySandbox
@@ -132,6 +141,7 @@ type SentSecrets struct {
 	clock   uint64              // one more with each use
 	reached map[string]struct{} // by host
 	sent    map[SavedHost]struct{}
+	gone    [][]byte // values that were dropped and are saved still
 }
 
 type sentValue struct {
@@ -139,8 +149,9 @@ type sentValue struct {
 	length     int  // see Lease.length; of the first lease that had it
 	public     bool // see Value.Public; not any more once it was injected
 	saved      bool
-	open       int    // uses that have not been released
-	last       uint64 // use
+	expires    time.Time // zero: not known to expire
+	open       int       // uses that have not been released
+	last       uint64    // use
 }
 
 // Use is the values that one request was sent with.
@@ -220,8 +231,11 @@ func (e *SentSecrets) Release(u *Use) {
 // addValues adds a lease's values to those that are looked for. e.mu is held.
 func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err error) {
 	use = new(Use)
-	var fresh, injected []*sentValue // injected: that were public
-	size, length := 0, l.length()
+	var fresh, injected, extended []*sentValue // injected: that were public; extended: that live longer
+	size, length, expires := 0, l.length(), l.secret.material.Expires
+	if ends := l.secret.material.Ends; ends.After(expires) {
+		expires = ends
+	}
 	for _, s := range l.Values() {
 		text := s.Reveal()
 		if len(text) < scrub.MinLength {
@@ -233,9 +247,12 @@ func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err er
 			v = use.values[known]
 		}
 		if v == nil {
-			v = &sentValue{text: text, name: l.Name, length: length, public: s.Public}
+			v = &sentValue{text: text, name: l.Name, length: length, public: s.Public, expires: expires}
 			fresh = append(fresh, v)
 			size += len(text)
+		}
+		if !v.expires.IsZero() && (expires.IsZero() || expires.After(v.expires)) {
+			extended = append(extended, v)
 		}
 		if v.public && !s.Public {
 			injected = append(injected, v)
@@ -244,12 +261,17 @@ func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err er
 			use.values = append(use.values, v)
 		}
 	}
+	var gone []*sentValue
+	if len(fresh) > 0 {
+		if gone, err = e.makeRoom(len(fresh), size, use, !expires.IsZero()); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, v := range extended {
+		v.expires, v.saved = expires, false
+	}
 	if len(fresh)+len(injected) == 0 {
 		return use, nil, nil
-	}
-	gone, err := e.makeRoom(len(fresh), size, use)
-	if err != nil {
-		return nil, nil, err
 	}
 	if e.values == nil {
 		e.values = make(map[string]*sentValue)
@@ -257,6 +279,9 @@ func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err er
 	for _, v := range gone {
 		delete(e.values, v.text)
 		e.bytes -= len(v.text)
+		if v.saved {
+			e.gone = append(e.gone, []byte(v.text))
+		}
 		if lost == nil {
 			lost = make(map[string]int)
 		}
@@ -281,36 +306,59 @@ func (e *SentSecrets) index() {
 	e.scrubber.Use(e.current)
 }
 
-// makeRoom returns the values to drop so that n more of some bytes have room beside those
-// of use. One secret alone may be larger than the bounds. e.mu is held.
-func (e *SentSecrets) makeRoom(n, size int, use *Use) (gone []*sentValue, err error) {
+// makeRoom returns the values to drop so that n more of some bytes, with an expiry if dated,
+// have room beside those of use. One secret alone may be larger than the bounds. e.mu is held.
+func (e *SentSecrets) makeRoom(n, size int, use *Use, dated bool) (gone []*sentValue, err error) {
 	n, size = n+len(e.values), size+e.bytes
 	if n <= MaxSent && size <= maxSentBytes {
 		return nil, nil
 	}
 	var idle []*sentValue
-	busy := false
+	others := 0
 	for _, v := range e.values {
-		switch {
-		case slices.Contains(use.values, v):
-		case v.open == 0:
+		if slices.Contains(use.values, v) {
+			continue
+		}
+		others++
+		if v.open == 0 {
 			idle = append(idle, v)
-		default:
-			busy = true
 		}
 	}
 	slices.SortFunc(idle, func(a, b *sentValue) int {
 		return cmp.Or(cmp.Compare(a.last, b.last), strings.Compare(a.text, b.text))
 	})
-	for _, v := range idle {
+	for _, v := range droppable(idle, func(v *sentValue) (string, time.Time) { return v.name, v.expires }, dated) {
 		if n <= MaxSent && size <= maxSentBytes {
 			return gone, nil
 		}
 		gone = append(gone, v)
 		n, size = n-1, size-len(v.text)
 	}
-	if busy && (n > MaxSent || size > maxSentBytes) {
+	if others > len(gone) && (n > MaxSent || size > maxSentBytes) {
 		return nil, ErrTooManySecrets
 	}
 	return gone, nil
+}
+
+// droppable returns the values that may be dropped for others, dated if those have an expiry,
+// the first to go first. Of returns a value's credential and expiry; the list has the oldest
+// first.
+func droppable[T any](list []T, of func(T) (name string, expires time.Time), dated bool) (first []T) {
+	now := time.Now()
+	var then []T
+	rest := make(map[string]int)
+	for _, v := range slices.Backward(list) {
+		name, expires := of(v)
+		switch {
+		case expires.IsZero():
+			if rest[name]++; !dated || rest[name] > undated {
+				then = append(then, v)
+			}
+		case now.Sub(expires) >= expiredFor:
+			first = append(first, v)
+		}
+	}
+	slices.Reverse(first)
+	slices.Reverse(then)
+	return append(first, then...)
 }

@@ -56,7 +56,7 @@ func (l *leaseServer) lease(ctx context.Context, c workerapi.LeaseRequest) (work
 	if hmac.Equal(got.Mark, c.Have) {
 		return got, nil
 	}
-	got.Version, got.Accessor, got.Expires, got.Fields = m.Version, m.Accessor, m.Expires, make(map[string]string, len(m.Fields))
+	got.Version, got.Accessor, got.Expires, got.Ends, got.Fields = m.Version, m.Accessor, m.Expires, m.Ends, make(map[string]string, len(m.Fields))
 	for k, v := range m.Fields {
 		got.Fields[k] = v.Reveal()
 	}
@@ -82,6 +82,7 @@ func (l *leaseServer) mark(m credential.Material) []byte {
 	}
 	write(m.Version)
 	write(m.Expires.Format(time.RFC3339Nano))
+	write(m.Ends.Format(time.RFC3339Nano))
 	for _, k := range slices.Sorted(maps.Keys(m.Fields)) {
 		write(k)
 		write(m.Fields[k].Reveal())

@@ -114,7 +114,9 @@ func (s *SavedStore) add(c workerapi.SaveRequest) error {
 			return err
 		}
 	}
-	all.Add(more)
+	if err := all.Add(more); err != nil {
+		return err
+	}
 	if text, err = json.Marshal(all); err != nil {
 		return err
 	}

@@ -216,7 +216,7 @@ func (s *source) ask(ctx context.Context, to credential.Binding, refused string)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if got.Fields != nil {
-		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Accessor: got.Accessor, Expires: got.Expires}
+		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Accessor: got.Accessor, Expires: got.Expires, Ends: got.Ends}
 		for k, v := range got.Fields {
 			m.Fields[k] = credential.NewSecret(v)
 		}

@@ -95,6 +95,7 @@ type LeaseReply struct {
 	Accessor string            `json:",omitempty"`
 	Fields   map[string]string `json:",omitempty"`
 	Expires  time.Time         `json:",omitzero"`
+	Ends     time.Time         `json:",omitzero"`
 }
 
 // LoginRequest asks for the login at an upstream proxy.
