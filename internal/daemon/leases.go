@@ -1,8 +1,10 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -147,7 +149,12 @@ func (d *daemon) recordRevoke(l vault.Lease, err error) {
 	e := d.changed("secret/"+l.Credential, "secret "+l.Credential, "revoked")
 	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Lease: l.ID, Name: l.Credential}}
 	e.Detail = ofSandbox(l.Sandbox)
-	if err != nil {
+	switch {
+	case errors.Is(err, vault.ErrExpired):
+		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
+		e.Message, e.Detail = "a lease of secret "+l.Credential+" could not be revoked before its end", e.Detail+": "+cmp.Or(l.Error, err.Error())
+		d.log.Error("a lease of Vault could not be revoked before its end", "credential", l.Credential, "lease", l.ID, "error", l.Error)
+	case err != nil:
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
 		e.Message, e.Detail = "a lease of secret "+l.Credential+" could not be revoked; that is tried again", e.Detail+": "+err.Error()
 		d.log.Error("a lease of Vault could not be revoked; that is tried again", "credential", l.Credential, "lease", l.ID, "error", err)

@@ -91,7 +91,8 @@ func (o *own) hasEnded() bool {
 }
 
 // Read renews what there is, or makes another. What it replaces is not revoked before
-// the sandbox ends: requests may be using it.
+// the sandbox ends, since requests may be using it, but for what was discarded, which is
+// revoked after discardedFor.
 func (o *own) Read(ctx context.Context) (credential.Material, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -114,6 +115,14 @@ func (o *own) Read(ctx context.Context) (credential.Material, error) {
 	return o.last, nil
 }
 
+const (
+	// discardedFor is how long requests under way may use what was discarded.
+	discardedFor = time.Minute
+	// longestLife is that of what Vault does not say how long it lives: its default for the
+	// longest life of a lease.
+	longestLife = 32 * 24 * time.Hour
+)
+
 // errAtEnd says that a lease has reached its longest life.
 var errAtEnd = errors.New("the lease has reached its longest life")
 
@@ -132,8 +141,8 @@ func (o *own) renew(ctx context.Context) error {
 		return errAtEnd
 	}
 	o.renews = got.Renewable
-	o.last.Expires = o.until(asked, life)
-	o.engine.leases.extend(o.lease, o.last.Expires)
+	o.last.Expires, o.last.Ends = o.until(asked, life), asked.Add(life)
+	o.engine.leases.extend(o.lease, asked.Add(life))
 	return nil
 }
 
@@ -182,27 +191,31 @@ func (o *own) make(ctx context.Context) error {
 	m := credential.Material{Fields: fields, Accessor: cmp.Or(got.LeaseID, got.RequestID)}
 	life := time.Duration(got.LeaseDuration) * time.Second
 	if life > 0 {
-		m.Expires = o.until(asked, life)
+		m.Expires, m.Ends = o.until(asked, life), asked.Add(life)
 	}
-	if err := e.fill(&m, kind, got); err != nil {
-		return err
-	}
-	if got.LeaseID != "" {
-		if m.Expires.IsZero() {
-			m.Expires = asked.Add(ttl)
-		}
+	if got.LeaseID != "" { // whatever else there is, Vault has made something
 		if err := e.leases.add(&Lease{
-			ID: got.LeaseID, Address: e.client.address, Namespace: e.client.namespace, Credential: e.name, Sandbox: o.sandbox, Expires: m.Expires, client: e.client,
+			ID: got.LeaseID, Address: e.client.address, Namespace: e.client.namespace, Credential: e.name, Sandbox: o.sandbox,
+			Expires: asked.Add(cmp.Or(life, longestLife)), client: e.client,
 		}); err != nil {
 			return fmt.Errorf("%w: %w", credential.ErrUnavailable, err)
 		}
+	}
+	if err := e.fill(&m, kind, got); err != nil {
+		e.leases.retire(got.LeaseID, 0)
+		return err
+	}
+	if got.LeaseID != "" {
 		if o.hasEnded() { // while Vault was asked
 			o.End()
 			return fmt.Errorf("%w: the sandbox has ended", credential.ErrUnavailable)
 		}
 	}
 	if m.Expires.IsZero() { // it never ends: it is asked for again like what is kept
-		m.Expires = asked.Add(ttl)
+		m.Expires, m.Ends = asked.Add(ttl), asked.Add(longestLife)
+	}
+	if o.discard && o.lease != "" {
+		e.leases.retire(o.lease, discardedFor)
 	}
 	o.last, o.lease, o.renews, o.life, o.discard, o.issuer = m, got.LeaseID, got.Renewable, life, false, e.client.auth.serial()
 	return nil

@@ -154,6 +154,77 @@ func TestCertificatesOfSandboxes(t *testing.T) {
 	fails(t, err, credential.ErrNoSecret, "database/creds/readonly")
 }
 
+// What Vault has made and nothing can use is revoked, not forgotten.
+func TestUnusableSecretIsRevoked(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	v := connect(t, s.withToken(t, s.withEngines(t)))
+	l, told, _ := leases(t, filepath.Join(t.TempDir(), "leases"))
+	_, err := engine(t, v, l, "mtls", policy.VaultSource{
+		Path: "pki/issue/agent", Field: "password", Parameters: map[string]string{"common_name": "agent.example.com"},
+	}).For("a").Read(t.Context())
+	fails(t, err, credential.ErrNoSecret, `no field "password"`)
+	must.Soon(t, "the revocation", func() bool { return told.all() == "mtls of a true" && len(l.List()) == 0 })
+}
+
+// A lease that an upstream did not take is not kept until the sandbox ends.
+func TestDiscardedLeaseIsRevoked(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	v := connect(t, s.withToken(t, s.withEngines(t)))
+	l, told, _ := leases(t, filepath.Join(t.TempDir(), "leases"))
+	a := engine(t, v, l, "mtls", policy.VaultSource{Path: "pki/issue/agent", Parameters: map[string]string{"common_name": "agent.example.com"}}).For("a")
+	first := made(t, a)
+	a.(credential.Discarding).Discard(first.Version)
+	second := made(t, a)
+	for _, lease := range l.List() {
+		if want := lease.ID == first.Accessor; lease.Ending != want {
+			t.Errorf("the lease %s is to be revoked: %v, want %v", lease.ID, lease.Ending, want)
+		}
+	}
+	if len(l.List()) != 2 || s.isRevoked(t, first.Version) {
+		t.Error("requests under way cannot use the discarded lease any more")
+	}
+	a.End() // which waits for no lease
+	must.Soon(t, "the revocations", func() bool { return told.all() == "mtls of a true, mtls of a true" })
+	if !s.isRevoked(t, first.Version) || !s.isRevoked(t, second.Version) {
+		t.Error("a lease of the sandbox that has ended was not revoked")
+	}
+}
+
+// A lease is remembered until Vault ends it, even if the token that it was asked for with
+// would end before: that can be renewed.
+func TestLeaseOutlivesTheLifeOfItsToken(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.withEngines(t)
+	token := s.write(t, "auth/token/create", map[string]any{"policies": []string{"agents"}, "ttl": "10m"}).Auth.ClientToken
+	l, _, _ := leases(t, filepath.Join(t.TempDir(), "leases"))
+	m := made(t, engine(t, connect(t, s.withToken(t, token)), l, "mtls", policy.VaultSource{
+		Path: "pki/issue/agent", Parameters: map[string]string{"common_name": "agent.example.com"},
+	}).For("a"))
+	if left := time.Until(m.Expires); left > 10*time.Minute {
+		t.Errorf("the secret is used for %v", left)
+	}
+	if left := time.Until(m.Ends); left < 59*time.Minute {
+		t.Errorf("answers are searched for it for %v", left)
+	}
+	if left := time.Until(l.List()[0].Expires); left < 59*time.Minute {
+		t.Errorf("the lease is forgotten in %v", left)
+	}
+}
+
+// A lease that could not be revoked before its end is told of once.
+func TestLeaseThatExpiredUnrevoked(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "leases")
+	must.OK(t, os.WriteFile(file, []byte(`sealed [{"id":"pki/issue/agent/1","credential":"mtls","sandbox":"a","expires":"2020-01-01T00:00:00Z"}]`), 0o600))
+	l, told, stop := leases(t, file)
+	must.Soon(t, "the failure", func() bool { return told.all() == "mtls of a false" && len(l.List()) == 0 })
+	must.Soon(t, "that it is forgotten", func() bool { text, err := os.ReadFile(file); return err == nil && string(text) == "sealed []" })
+	stop()
+}
+
 // Leases that outlive the daemon, or that Vault could not be told of, are revoked when it
 // can be.
 func TestLeasesOutliveTheDaemon(t *testing.T) {

@@ -22,12 +22,14 @@ import (
 
 // Lease is what an engine of Vault made for a sandbox, until Vault has revoked it.
 type Lease struct {
-	ID         string    `json:"id"` // Vault's; it opens nothing
-	Address    string    `json:"address"`
-	Namespace  string    `json:"namespace,omitempty"`
-	Credential string    `json:"credential"`
-	Sandbox    string    `json:"sandbox,omitempty"` // ID
-	Expires    time.Time `json:"expires"`
+	ID         string `json:"id"` // Vault's; it opens nothing
+	Address    string `json:"address"`
+	Namespace  string `json:"namespace,omitempty"`
+	Credential string `json:"credential"`
+	Sandbox    string `json:"sandbox,omitempty"` // ID
+	// Expires is when Vault ends it by itself: not before, whatever its secret says, and
+	// also if the token it was asked for with is renewed.
+	Expires time.Time `json:"expires"`
 	// Ending says that it is to be revoked, and Error why that did not work so far.
 	Ending bool   `json:"ending,omitempty"`
 	Error  string `json:"error,omitempty"`
@@ -47,7 +49,8 @@ type Sealer interface {
 type LeasesOptions struct {
 	Sealer Sealer
 	// OnRevoke is told of each lease that was revoked, or of the first time in a row that
-	// one could not be. It must not block. Default: none.
+	// one could not be, and with ErrExpired of one that ended before it could be. It must
+	// not block. Default: none.
 	OnRevoke func(Lease, error)
 	// Logger gets what cannot be returned. Default: none.
 	Logger *slog.Logger
@@ -65,6 +68,10 @@ type Leases struct {
 	all    map[string]*Lease // by ID
 	latest *Client           // for leases from before the start
 }
+
+// ErrExpired says that a lease that could not be revoked has reached its end, and is not
+// tried again.
+var ErrExpired = errors.New("the lease was not revoked before its end")
 
 const (
 	// revokePause is how long after a failure a lease is revoked again; it doubles up to
@@ -189,9 +196,19 @@ func (l *Leases) end(which func(*Lease) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, lease := range l.all {
-		if !lease.Ending && which(lease) {
+		if (!lease.Ending || lease.tries == 0) && which(lease) {
 			lease.Ending, lease.next = true, time.Time{}
 		}
+	}
+	l.poke()
+}
+
+// retire has a lease revoked after some time, or sooner if end does. It does not wait.
+func (l *Leases) retire(id string, after time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if lease := l.all[id]; lease != nil && !lease.Ending {
+		lease.Ending, lease.next = true, time.Now().Add(after)
 	}
 	l.poke()
 }
@@ -249,18 +266,26 @@ func (l *Leases) keepTokens(ctx context.Context) {
 // time.
 func (l *Leases) revokeDue(ctx context.Context, now time.Time) {
 	l.mu.Lock()
-	var due []Lease
+	var due, over []Lease
+	dropped := false
 	for _, lease := range l.all {
 		switch {
 		case !now.IsZero() && now.After(lease.Expires.Add(time.Minute)): // Vault has ended it
 			delete(l.all, lease.ID)
+			dropped = true
+			if lease.Ending {
+				over = append(over, *lease)
+			}
 		case lease.Ending && !now.Before(lease.next) || lease.Ending && now.IsZero():
 			due = append(due, *lease)
 		}
 	}
 	latest := l.latest
 	l.mu.Unlock()
-	if len(due) == 0 {
+	for _, lease := range over {
+		l.o.OnRevoke(lease, ErrExpired)
+	}
+	if len(due) == 0 && !dropped {
 		return
 	}
 	var group errgroup.Group
