@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -18,6 +20,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/form"
+	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
@@ -34,6 +37,7 @@ type holding struct {
 	spots  []spot
 	values map[string]standIn // by credential
 	room   int64              // of the body, in the budget
+	grown  int                // bytes of credentials in the head
 
 	mu      sync.Mutex // the body is read by another goroutine
 	through []string   // credentials that were used through their placeholders
@@ -108,8 +112,9 @@ func (h *holding) search(r *http.Request, host string) {
 		key, err := url.QueryUnescape(key)
 		plain, verr := url.QueryUnescape(value)
 		_, alone := h.Is(plain)
+		alone = alone && err == nil && verr == nil && len(h.Of(key, placeholder.Raw)) == 0
 		note(spot{
-			place: policy.PlaceQuery, name: key, alone: alone && err == nil && verr == nil, carrier: err != nil || credential.CarriesKey(key),
+			place: policy.PlaceQuery, name: key, alone: alone, carrier: err != nil || credential.CarriesKey(key),
 		}, h.Of(part, placeholder.Form))
 	}
 	for name, values := range r.Header {
@@ -120,7 +125,7 @@ func (h *holding) search(r *http.Request, host string) {
 			}
 			if len(names) > 0 {
 				note(spot{
-					place: policy.PlaceHeader, name: name, alone: h.kept(name, v) != "", carrier: credential.CarriesHeader(name) || name == socketProtocol,
+					place: policy.PlaceHeader, name: name, alone: h.kept(name, v) != "", carrier: carriesHeader(name),
 				}, names)
 			}
 		}
@@ -147,8 +152,23 @@ func queryParts(query string) func(yield func(string) bool) {
 // socketProtocol is the header in which browsers have to put credentials of a WebSocket.
 const socketProtocol = "Sec-Websocket-Protocol"
 
+// fillers are what clients of Basic authentication write beside a key where the service
+// reads nothing else.
+var fillers = []string{
+	"", "x-access-token", "oauth2", "git", "api", "x-oauth-basic", "x", "token", "__token__", "x-token-auth", "oauth2accesstoken",
+}
+
+// schemes are those of Authorization that have a key behind them, in lower case (RFC 9110,
+// section 11.4, and what services make of it).
+var schemes = []string{
+	"bearer", "basic", "token", "key", "apikey", "api-key", "apitoken", "api-token", "x-api-key", "oauth", "jwt", "bot", "ssws", "geniekey",
+	"googlelogin", "snowflake", "splunk", "discogs", "klaviyo-api-key", "deepl-auth-key", "zoho-oauthtoken",
+}
+
 // kept is what stays of a header in which credentials travel: the placeholder, and what
-// says how it is to be read. An account of the sandbox's own beside it would be a way out.
+// says how it is to be read. An account of the sandbox's own beside it would be a way out,
+// and some servers take a key for a user or a password, whatever the other of them is: so
+// only well-known texts may stand there.
 func (h *holding) kept(header, value string) string {
 	switch header {
 	case "Cookie":
@@ -160,25 +180,39 @@ func (h *holding) kept(header, value string) string {
 		return h.keptOf(value, ",", ", ", func(token string) string { return token[strings.LastIndexByte(token, '.')+1:] })
 	}
 	if pair, ok := basic(header, value); ok {
-		user, password, _ := strings.Cut(pair, ":")
-		for _, text := range []string{user, password, pair, strings.TrimSuffix(pair, ":"), pair[strings.LastIndexByte(strings.TrimSuffix(pair, ":"), ' ')+1:]} {
-			if _, is := h.Is(text); is {
-				return value
-			}
+		if h.inPair(pair, fillers) {
+			return value
 		}
 		return ""
 	}
 	text := value
-	if scheme, rest, ok := strings.Cut(text, " "); ok && policy.IsToken(scheme) {
+	if scheme, rest, ok := strings.Cut(text, " "); ok && slices.Contains(schemes, strings.ToLower(scheme)) {
 		text = strings.TrimSpace(rest)
 	}
-	if name, rest, ok := strings.Cut(text, "="); ok && policy.IsToken(name) {
+	if name, rest, ok := strings.Cut(text, "="); ok && credential.CarriesKey(name) {
 		text = rest
 	}
 	if _, is := h.Is(strings.Trim(text, `"`)); is {
 		return value
 	}
 	return ""
+}
+
+// inPair tells whether a user and a password are a placeholder, and one of some texts
+// besides. A placeholder may have colons.
+func (h *holding) inPair(pair string, beside []string) bool {
+	for i := range len(pair) + 1 {
+		if i < len(pair) && pair[i] != ':' {
+			continue
+		}
+		user, password := pair[:i], strings.TrimPrefix(pair[i:], ":")
+		_, isUser := h.Is(user)
+		_, isPassword := h.Is(password)
+		if isUser && isPassword || isUser && slices.Contains(beside, password) || isPassword && slices.Contains(beside, user) {
+			return true
+		}
+	}
+	return false
 }
 
 // keptOf is what stays of a list: the elements that are a placeholder.
@@ -206,10 +240,10 @@ func (q *request) misplaced(r *http.Request, d policy.Decision) *answer.Answer {
 		e := &misplacedError{credential: s.credential, where: s.String()}
 		i := slices.IndexFunc(d.Inject, func(i policy.Injection) bool { return i.Credential == s.credential })
 		switch {
-		case i >= 0 && s.place == policy.PlaceHeader && s.carrier && slices.Contains(d.Inject[i].Inject.Placeholder, s.place):
-			e.why = "other text stands beside it"
+		case i >= 0 && s.carrier && listed(d.Inject[i].Inject.Placeholder, s.place, s.name):
+			e.why, e.beside = "other text stands beside it", true
 		case i >= 0:
-			e.place, e.why = s.place, "the rule does not put the credential there"
+			e.place, e.why = s.entry(), "the rule does not put the credential there"
 		case d.Action == policy.Deny && d.Reason != "":
 			e.why = "the request is denied: " + d.Reason
 		default:
@@ -249,6 +283,7 @@ func (q *request) denyMisplaced(r *http.Request, d policy.Decision, why *misplac
 type misplacedError struct {
 	credential, where, why string
 	place                  string // that a rule could list
+	beside                 bool   // other text keeps it from being replaced
 }
 
 func (e *misplacedError) Error() string {
@@ -257,6 +292,9 @@ func (e *misplacedError) Error() string {
 
 func (e *misplacedError) remedy() string {
 	text := "A placeholder is worth nothing by itself: leave it out of what is not for the service that its credential is of. "
+	if e.beside {
+		return text + "Where it is replaced it stands alone, or with a scheme or a filler such as x-access-token. An operator can have a user's name sent with the credential: inject: {basic: {username: NAME, password: \"{{ .token }}\"}}."
+	}
 	if e.place != "" {
 		return text + fmt.Sprintf("An operator can have it replaced there, where it is not removed: inject: {placeholder: [%s]} in the egressAuth rule for this destination.", e.place)
 	}
@@ -275,6 +313,33 @@ func (s spot) String() string {
 	return s.name
 }
 
+// entry is what a rule lists to have a placeholder replaced there.
+func (s spot) entry() string {
+	if s.carrier || s.name == "" || s.place == "" {
+		return s.place
+	}
+	return strconv.Quote(s.place + ":" + policy.Clean(s.name))
+}
+
+// listed tells whether a rule lists a place: a header or a query parameter, which have
+// names, by its name, or for all of those that credentials travel in.
+func listed(places []string, place, name string) bool {
+	switch {
+	case place == policy.PlaceHeader && !carriesHeader(name), place == policy.PlaceQuery && !credential.CarriesKey(name):
+	case slices.Contains(places, place):
+		return true
+	}
+	return slices.ContainsFunc(places, func(p string) bool {
+		kind, named, ok := strings.Cut(p, ":")
+		return ok && kind == place && (named == name || place == policy.PlaceHeader && strings.EqualFold(named, name))
+	})
+}
+
+// carriesHeader tells whether credentials travel in a header.
+func carriesHeader(name string) bool {
+	return credential.CarriesHeader(name) || name == socketProtocol
+}
+
 // allowed tells whether a decision replaces a placeholder where it stands, or removes it
 // there and puts the credential into its own place.
 func (s spot) allowed(d policy.Decision) bool {
@@ -283,7 +348,7 @@ func (s spot) allowed(d policy.Decision) bool {
 			continue
 		}
 		if i.Inject.Placeholder != nil {
-			return slices.Contains(i.Inject.Placeholder, s.place) && (s.alone || !s.carrier)
+			return listed(i.Inject.Placeholder, s.place, s.name) && (s.alone || !s.carrier)
 		}
 		return s.place != "" && (s.carrier || i.Inject.Place() == s.place+" "+http.CanonicalHeaderKey(s.name) || i.Inject.Place() == "query parameter "+s.name)
 	}
@@ -294,9 +359,33 @@ func (s spot) allowed(d policy.Decision) bool {
 // placeholder.
 func (h *holding) fills(i policy.Injection, r *http.Request) bool {
 	return h != nil && slices.ContainsFunc(h.spots, func(s spot) bool {
-		return s.credential == i.Credential && s.alone &&
-			(s.place == policy.PlaceHeader && i.Inject.Place() == "header "+s.name && len(r.Header[s.name]) == 1 || i.Inject.Place() == "query parameter "+s.name)
+		if s.credential != i.Credential {
+			return false
+		}
+		inHeader := s.place == policy.PlaceHeader && i.Inject.Place() == "header "+s.name && len(r.Header[s.name]) == 1
+		return inHeader && (s.alone || h.written(i.Inject, s.name, r.Header[s.name][0])) || s.alone && i.Inject.Place() == "query parameter "+s.name
 	})
+}
+
+// written tells whether a header is what a rule writes, with a placeholder in the secret's
+// place.
+func (h *holding) written(i policy.Inject, name, value string) bool {
+	if i.Basic != nil {
+		pair, ok := basic(name, value)
+		return ok && h.inPair(pair, []string{i.Basic.Username, i.Basic.Password})
+	}
+	if i.Header == nil {
+		return false
+	}
+	before, rest, _ := strings.Cut(i.Header.Value, "{{")
+	after := rest
+	if end := strings.LastIndex(rest, "}}"); end >= 0 {
+		after = rest[end+len("}}"):]
+	}
+	text, begins := strings.CutPrefix(value, before)
+	text, ends := strings.CutSuffix(text, after)
+	_, is := h.Is(text)
+	return begins && ends && is
 }
 
 // needs tells whether the request may have the placeholder of a credential that is to take
@@ -371,7 +460,7 @@ func (h *holding) carriers(r *http.Request, d policy.Decision) (c carriers) {
 	}
 	for _, s := range h.spots {
 		replaces := slices.ContainsFunc(d.Inject, func(i policy.Injection) bool {
-			return i.Credential == s.credential && slices.Contains(i.Inject.Placeholder, s.place)
+			return i.Credential == s.credential && listed(i.Inject.Placeholder, s.place, s.name)
 		})
 		if !s.carrier || !s.alone || !replaces {
 			continue
@@ -380,6 +469,9 @@ func (h *holding) carriers(r *http.Request, d policy.Decision) (c carriers) {
 		case policy.PlaceHeader:
 			if c.header == nil {
 				c.header = make(http.Header)
+			}
+			if c.header[s.name] != nil { // of another spot in it
+				continue
 			}
 			for _, v := range r.Header[s.name] {
 				if v = h.kept(s.name, v); v != "" && !slices.Contains(c.header[s.name], v) {
@@ -416,6 +508,7 @@ func (h *holding) replaceHead(r *http.Request, c carriers) (err error) {
 		}
 		r.URL.RawQuery += part
 	}
+	h.grown = 0
 	for name, values := range r.Header {
 		for i, v := range values {
 			if values[i], err = h.replaceHeader(name, v); err != nil {
@@ -423,19 +516,63 @@ func (h *holding) replaceHead(r *http.Request, c carriers) (err error) {
 			}
 		}
 	}
-	if r.URL.RawQuery, err = h.Replace(r.URL.RawQuery, placeholder.Form, h.instead(policy.PlaceQuery, formed)); err != nil {
+	if r.URL.RawQuery, err = h.replaceQuery(r.URL.RawQuery); err != nil {
 		return err
 	}
-	path, err := h.Replace(r.URL.EscapedPath(), placeholder.Form, h.instead(policy.PlacePath, segment))
-	if err == nil && path != r.URL.EscapedPath() {
+	path, err := h.Replace(r.URL.EscapedPath(), placeholder.Form, h.inHead(policy.PlacePath, "", segment))
+	if err != nil {
+		return err
+	}
+	if path != r.URL.EscapedPath() {
 		form.SetPath(r.URL, path)
 	}
-	return err
+	if _, size := http1.Measure(r.Header); h.grown > 0 && size+len(path)+len(r.URL.RawQuery) > maxHeader {
+		return errLargeHead
+	}
+	return nil
+}
+
+// errLargeHead is the error of a head that is too large with the credentials in it.
+var errLargeHead = &credential.RequestError{
+	Status: http.StatusRequestHeaderFieldsTooLarge,
+	Reason: fmt.Sprintf("with the credentials in the place of their placeholders the head is larger than %d KiB", maxHeader>>10),
+}
+
+// inHead is instead for a place in the head, whose length is bounded.
+func (h *holding) inHead(place, name string, spell spelling) func(string) ([]byte, error) {
+	instead := h.instead(place, name, spell)
+	return func(of string) ([]byte, error) {
+		text, err := instead(of)
+		if h.grown += len(text); h.grown > maxHeader {
+			return nil, errLargeHead
+		}
+		return text, err
+	}
+}
+
+// replaceQuery replaces placeholders in a query, by its parameters.
+func (h *holding) replaceQuery(query string) (string, error) {
+	var out strings.Builder
+	for query != "" {
+		part := query
+		if i := strings.IndexAny(query, "&;"); i >= 0 {
+			part = query[:i+1]
+		}
+		query = query[len(part):]
+		key, _, _ := strings.Cut(strings.TrimRight(part, "&;"), "=")
+		name, _ := url.QueryUnescape(key) // "" for none
+		part, err := h.Replace(part, placeholder.Form, h.inHead(policy.PlaceQuery, name, formed))
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(part)
+	}
+	return out.String(), nil
 }
 
 func (h *holding) replaceHeader(name, value string) (string, error) {
 	if pair, ok := basic(name, value); ok {
-		changed, err := h.Replace(pair, placeholder.Raw, h.instead(policy.PlaceHeader, raw))
+		changed, err := h.Replace(pair, placeholder.Raw, h.inHead(policy.PlaceHeader, name, raw))
 		if err != nil || changed == pair {
 			return value, err
 		}
@@ -445,11 +582,11 @@ func (h *holding) replaceHeader(name, value string) (string, error) {
 	if name == socketProtocol {
 		spell = token
 	}
-	changed, err := h.Replace(value, placeholder.Raw, h.instead(policy.PlaceHeader, spell))
+	changed, err := h.Replace(value, placeholder.Raw, h.inHead(policy.PlaceHeader, name, spell))
 	if err != nil || changed != value || !strings.Contains(value, "%") {
 		return changed, err
 	}
-	return h.Replace(value, placeholder.Form, h.instead(policy.PlaceHeader, formed))
+	return h.Replace(value, placeholder.Form, h.inHead(policy.PlaceHeader, name, formed))
 }
 
 // How a value is spelled in a place.
@@ -483,11 +620,12 @@ func token(value string) ([]byte, error) {
 	return []byte(value), nil
 }
 
-// instead returns what takes the place of placeholders in a place.
-func (h *holding) instead(place string, spell spelling) func(string) ([]byte, error) {
+// instead returns what takes the place of placeholders in a place, or in the header or
+// query parameter of a name.
+func (h *holding) instead(place, named string, spell spelling) func(string) ([]byte, error) {
 	return func(name string) ([]byte, error) {
 		in, ok := h.values[name]
-		if !ok || !slices.Contains(in.places, place) {
+		if !ok || !listed(in.places, place, named) {
 			return nil, &placeholder.FoundError{Credential: name}
 		}
 		text, err := spell(in.secret.Reveal())
@@ -525,8 +663,8 @@ func bodyKind(contentType string) (k placeholder.Kind, spell spelling, known boo
 	return placeholder.Raw, raw, false
 }
 
-// maxMeasured is the length in bytes of the bodies whose length is told to the upstream
-// although placeholders in them are replaced. Longer ones go in chunks.
+// maxMeasured is the length in bytes, before and after, of the bodies whose length is told
+// to the upstream although placeholders in them are replaced. Longer ones go in chunks.
 const maxMeasured = 64 << 10
 
 // searchBody has placeholders in the body of a request that leaves replaced, or the
@@ -544,26 +682,30 @@ func (q *request) searchBody(r *http.Request) error {
 		r.Body = &searchedBody{Reader: placeholder.NewReader(h.Stream(kind, nil), r.Body), of: q}
 		return nil
 	}
-	body := &searchedBody{Reader: placeholder.NewReader(h.Stream(kind, h.instead(policy.PlaceBody, spell)), r.Body), of: q}
+	body := &searchedBody{Reader: placeholder.NewReader(h.Stream(kind, h.instead(policy.PlaceBody, "", spell)), r.Body), of: q}
 	length := r.ContentLength
 	r.Body, r.ContentLength = body, -1
 	delete(r.Header, "Content-Length")
-	if length < 0 || length > maxMeasured || q.gateway.bodies.Take(q.identity.ID, length) != nil {
+	if length < 0 || length > maxMeasured || q.gateway.bodies.Take(q.identity.ID, maxMeasured) != nil {
 		return nil
 	}
-	h.room = length
-	text, err := io.ReadAll(body)
+	h.room = maxMeasured
+	text, err := io.ReadAll(io.LimitReader(body, maxMeasured+1))
 	if err != nil {
 		return err
 	}
-	delete(r.Header, "Expect") // it is here
-	r.Body, r.ContentLength = &measuredBody{strings.NewReader(string(text)), body}, int64(len(text))
+	delete(r.Header, "Expect")   // it is here, or begins to
+	if len(text) > maxMeasured { // secrets are longer than their placeholders
+		r.Body = &begunBody{io.MultiReader(bytes.NewReader(text), body), body}
+		return nil
+	}
+	r.Body, r.ContentLength = &begunBody{bytes.NewReader(text), body}, int64(len(text))
 	return nil
 }
 
-// measuredBody is a body that has been read.
-type measuredBody struct {
-	*strings.Reader
+// begunBody is a body that has been read, or a part of it.
+type begunBody struct {
+	io.Reader
 	io.Closer
 }
 
@@ -625,7 +767,7 @@ func (m *messages) Feed(p []byte, last bool) {
 		}
 		var instead func(string) ([]byte, error)
 		if h := m.of.holding; m.text && h.replacesBody() {
-			instead = h.instead(policy.PlaceBody, spell)
+			instead = h.instead(policy.PlaceBody, "", spell)
 		}
 		m.Stream.Reset(kind, instead)
 	}

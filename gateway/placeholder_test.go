@@ -45,9 +45,15 @@ func newPlaceholderEnv(t *testing.T, version, upstream, secret string) *versionE
 		}
 		switch {
 		case strings.HasPrefix(in.Request.Path, "/keyed"):
-			d.Inject = []policy.Injection{{Credential: "key", Inject: policy.Inject{Placeholder: policy.PlaceholderPlaces}}}
+			d.Inject = []policy.Injection{{Credential: "key", Inject: policy.Inject{Placeholder: append([]string{"header:x-signature", "query:of"}, policy.PlaceholderPlaces...)}}}
 		case strings.HasPrefix(in.Request.Path, "/lone"):
 			d.Inject = []policy.Injection{{Credential: "key", Inject: policy.Inject{Placeholder: []string{policy.PlaceHeader}}}}
+		case strings.HasPrefix(in.Request.Path, "/named"):
+			d.Inject = []policy.Injection{{Credential: "key", Inject: policy.Inject{Placeholder: []string{"header:X-Api-Key", "query:key"}}}}
+		case strings.HasPrefix(in.Request.Path, "/own/basic"):
+			d.Inject = []policy.Injection{{Credential: "key", DenyOwn: true, Inject: policy.Inject{Basic: &policy.BasicInject{Username: "alice", Password: "{{ .token }}"}}}}
+		case strings.HasPrefix(in.Request.Path, "/own/header"):
+			d.Inject = []policy.Injection{{Credential: "key", DenyOwn: true, Inject: policy.Inject{Header: &policy.HeaderInject{Name: "Authorization", Value: "Our {{ .token }}!"}}}}
 		case strings.HasPrefix(in.Request.Path, "/header"):
 			d.Inject = []policy.Injection{{Credential: "key"}}
 		case in.Request.Path == "/denied":
@@ -149,12 +155,27 @@ func TestPlaceholdersAreReplaced(t *testing.T) {
 					t.Errorf("header %s: %q", name, got.header.Get(name))
 				}
 			}
-			got := ask("Basic", func(r *http.Request) { r.SetBasicAuth("user", p) }, "/keyed", "", "")
-			if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+real)); got.header.Get("Authorization") != want {
+			got := ask("Basic", func(r *http.Request) { r.SetBasicAuth("x-access-token", p) }, "/keyed", "", "")
+			if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("x-access-token:"+real)); got.header.Get("Authorization") != want {
 				t.Errorf("Basic: %q", got.header.Get("Authorization"))
 			}
 			if got := ask("Basic's user", func(r *http.Request) { r.SetBasicAuth(p, "") }, "/keyed", "", ""); got.header.Get("Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte(real+":")) {
 				t.Errorf("Basic: %q", got.header.Get("Authorization"))
+			}
+			if got := ask("a filler", func(r *http.Request) { r.SetBasicAuth(p, "x-oauth-basic") }, "/lone", "", ""); got.header.Get("Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte(real+":x-oauth-basic")) {
+				t.Errorf("a filler: %q", got.header.Get("Authorization"))
+			}
+			if got := ask("a named key", func(r *http.Request) { r.Header.Set("Authorization", "Token token="+p) }, "/lone", "", ""); got.header.Get("Authorization") != "Token token="+real {
+				t.Errorf("a named key: %q", got.header.Get("Authorization"))
+			}
+			if got := ask("names", func(r *http.Request) { r.Header.Set("X-Api-Key", p) }, "/named?key="+p, "", ""); got.header.Get("X-Api-Key") != real || got.target != "/named?key="+url.QueryEscape(real) {
+				t.Errorf("names: %s %q", got.target, got.header.Get("X-Api-Key"))
+			}
+			if got := ask("own: deny", func(r *http.Request) { r.SetBasicAuth("alice", p) }, "/own/basic", "", ""); got.header.Get("Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte("alice:"+real)) {
+				t.Errorf("own: deny: %q", got.header.Get("Authorization"))
+			}
+			if got := ask("own: deny, a header", func(r *http.Request) { r.Header.Set("Authorization", "Our "+p+"!") }, "/own/header", "", ""); got.header.Get("Authorization") != "Our "+real+"!" {
+				t.Errorf("own: deny, a header: %q", got.header.Get("Authorization"))
 			}
 			if got := ask("Cookie", func(r *http.Request) { r.Header.Set("Cookie", "mine=1; session="+p) }, "/keyed", "", ""); got.header.Get("Cookie") != "session="+real {
 				t.Errorf("Cookie: %q", got.header.Get("Cookie"))
@@ -209,6 +230,53 @@ func TestPlaceholdersAreReplaced(t *testing.T) {
 		}
 		if f := m.found(); len(f) > 0 && f[0].Unmapped.Sallyport.State == audit.FindingExfiltration {
 			t.Errorf("a finding: %s", f[0].Message)
+		}
+	})
+}
+
+// What is longer than its placeholder is not gathered: a body goes in chunks, and a head that
+// gets too large does not leave.
+func TestLongSecrets(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("0123456789", 2<<10)
+	eachWire(t, long, func(t *testing.T, m *versionEnv) {
+		arrived := m.receive(m.origin)
+		post := func(path, cookie string, n int) int {
+			t.Helper()
+			r := m.request(t, "POST", path, strings.NewReader(strings.Repeat(own.Text+"\n", n)))
+			r.Header.Set("Content-Type", "text/plain")
+			if cookie != "" {
+				r.Header.Set("Cookie", cookie)
+			}
+			resp := m.do(t, r)
+			_, _ = io.Copy(io.Discard, resp.Body)
+			return resp.StatusCode
+		}
+		for i, n := range []int{3, 4, 50} {
+			if status := post("/keyed", "", n); status != 200 || len(arrived()) != i+1 {
+				t.Fatalf("%d placeholders: %d", n, status)
+			}
+			got, want := arrived()[i], int64(-1)
+			if n == 3 {
+				want = int64(n * (len(long) + 1))
+			}
+			if got.body != strings.Repeat(long+"\n", n) || got.length != want {
+				t.Errorf("%d placeholders: %d bytes, length %d, want %d", n, len(got.body), got.length, want)
+			}
+		}
+		for what, status := range map[string]int{
+			"a cookie":   post("/keyed", strings.Repeat("a="+own.Text+"; ", 200), 1),
+			"a query":    post("/keyed?"+strings.Join([]string{"key", "token", "auth", "jwt", "secret", "sig", "api_key", "bearer"}, "="+own.Text+"&"), "", 1),
+			"the path":   post("/keyed/"+strings.Repeat(own.Text+"/", 20), "", 1),
+			"all of it":  post("/keyed/"+strings.Repeat(own.Text+"/", 4)+"?key="+own.Text, "a="+own.Text+"; b="+own.Text, 1),
+			"more of it": post("/keyed?of="+strings.Repeat("x", 70<<10)+own.Text, "a="+own.Text+"; b="+own.Text, 1),
+		} {
+			if status != 431 {
+				t.Errorf("too much in %s: %d", what, status)
+			}
+		}
+		if n := len(arrived()); n != 3 {
+			t.Errorf("%d arrived", n)
 		}
 	})
 }
@@ -294,6 +362,18 @@ func TestPlaceholdersDoNotLeave(t *testing.T) {
 			"unknown type":     to(m.origin, "/keyed", "application/octet-stream", "k"+p),
 			"not alone":        header(to(m.origin, "/keyed", "", ""), "Authorization", "Bearer mine, "+p),
 			"other header":     header(to(m.origin, "/header", "", ""), "X-Other", p),
+			"own password":     header(to(m.origin, "/lone", "", ""), "Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(p+":glpat-mine"))),
+			"own user":         header(to(m.origin, "/lone", "", ""), "Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte("sk_mine:"+p))),
+			"own, and a space": header(to(m.origin, "/lone", "", ""), "Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte("mine:mine "+p))),
+			"own scheme":       header(to(m.origin, "/lone", "", ""), "Authorization", "sk_mine "+p),
+			"own name":         header(to(m.origin, "/lone", "", ""), "Authorization", "Token sk_mine="+p),
+			"no carrier":       header(to(m.origin, "/keyed", "", ""), "Referer", "https://x/"+p),
+			"title":            header(to(m.origin, "/lone", "", ""), "X-Title", p),
+			"callback":         to(m.origin, "/keyed?callback=https://evil.example.test/"+p, "", ""),
+			"in a key":         to(m.origin, "/keyed?"+p+"=1", "", ""),
+			"in a key too":     to(m.origin, "/keyed?key["+p+"]="+p, "", ""),
+			"another name":     header(to(m.origin, "/named", "", ""), "Authorization", "Bearer "+p),
+			"another key":      to(m.origin, "/named?token="+p, "", ""),
 		} {
 			refused(what, r)
 		}

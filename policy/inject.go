@@ -30,8 +30,9 @@ type Inject struct {
 	// Example: {}
 	ClientCertificate *ClientCertificateInject `yaml:"clientCertificate" json:"clientCertificate,omitempty"`
 	// Placeholder lists where the credential takes the place of its placeholder (see
-	// Credential.Placeholder), wherever in the request the client has put that: header,
-	// query, path, body (JSON, a form, text, and the messages of a WebSocket). The sandbox
+	// Credential.Placeholder): header and query (those that credentials travel in, as
+	// Authorization and key), header:NAME and query:NAME (any other, whatever else is in
+	// it), path, body (JSON, a form, text, and the messages of a WebSocket). The sandbox
 	// decides what becomes of a secret in a body, or in what a service shows to others:
 	// list no more places than the client needs, and narrow the rule by methods and paths.
 	// With any other key of inject, the placeholder may stand where the credential goes,

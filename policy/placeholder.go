@@ -31,7 +31,8 @@ const (
 	PlaceBody   = "body"
 )
 
-// PlaceholderPlaces are the places that an Inject.Placeholder may list.
+// PlaceholderPlaces are the places that an Inject.Placeholder may list, besides single
+// names: header:NAME and query:NAME.
 var PlaceholderPlaces = []string{PlaceHeader, PlaceQuery, PlacePath, PlaceBody}
 
 // Shape is the form of a placeholder: Prefix, and then Length characters of Alphabet.

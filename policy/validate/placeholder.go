@@ -26,13 +26,28 @@ func (v *validator) placeholder(path string, c policy.Credential) {
 
 // places checks where an injection replaces a placeholder.
 func (v *validator) places(path string, places []string) {
+	hint := "write one or more of " + strings.Join(policy.PlaceholderPlaces, ", ") + `, "header:NAME" and "query:NAME"`
+	seen := make(map[string]bool)
 	for i, p := range places {
-		if !slices.Contains(policy.PlaceholderPlaces, p) || slices.Contains(places[:i], p) {
-			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is no place, or twice", p), "write one or more of "+strings.Join(policy.PlaceholderPlaces, ", "))
+		kind, name, named := strings.Cut(p, ":")
+		key := p
+		switch {
+		case !named && slices.Contains(policy.PlaceholderPlaces, p):
+		case named && kind == policy.PlaceHeader && policy.IsToken(name):
+			if key = strings.ToLower(p); slices.Contains(unsettable, strings.ToLower(name)) {
+				v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), name+" says how the request is carried, and cannot hold a credential", "write one as \"header:X-Api-Key\"")
+			}
+		case named && kind == policy.PlaceQuery && policy.IsLabel(name):
+		default:
+			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is no place", policy.Clean(p)), hint)
 		}
+		if seen[key] {
+			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is there twice", policy.Clean(p)), "remove one")
+		}
+		seen[key] = true
 	}
 	if len(places) == 0 {
-		v.say(policy.BadInject, path, "lists no place", "write one or more of "+strings.Join(policy.PlaceholderPlaces, ", "))
+		v.say(policy.BadInject, path, "lists no place", hint)
 	}
 }
 

@@ -113,7 +113,7 @@ func (s *Set) Of(text string, k Kind) (names []string) {
 
 // Is returns the credential whose placeholder a text is.
 func (s *Set) Is(text string) (credential string, is bool) {
-	if s == nil {
+	if s == nil || len(text) > s.most {
 		return "", false
 	}
 	m, found, _, _ := s.at([]byte(text), 0, Raw)
