@@ -266,7 +266,7 @@ func databaseDenials(t *testing.T, e *databaseEnv) {
 		t.Error("something was dialled")
 	}
 	decisions, completions := e.settled(t)
-	if len(decisions) != 6 || len(completions) != 0 {
+	if len(decisions) != 7 || len(completions) != 0 {
 		t.Errorf("%d decisions, %d completions", len(decisions), len(completions))
 	}
 }
