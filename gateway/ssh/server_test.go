@@ -3,9 +3,12 @@ package ssh_test
 import (
 	"context"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
+	"encoding/pem"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -14,13 +17,15 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
 	gatewayssh "sallyport/gateway/ssh"
 	"sallyport/gateway/wire"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
-// conn is a sandbox's connection on which nothing is allowed.
+// conn is a sandbox's connection.
 type conn struct {
 	net.Conn
 	timeout time.Duration
@@ -28,8 +33,9 @@ type conn struct {
 	over    chan struct{} // Serve has returned
 
 	mu      sync.Mutex
-	room    int64 // that is left of the sandbox's memory
-	last    int64 // that was left when the connection was closed
+	grant   *grant // nil: nothing is allowed
+	room    int64  // that is left of the sandbox's memory
+	last    int64  // that was left when the connection was closed
 	refused int
 }
 
@@ -49,6 +55,12 @@ func (c *conn) Refuse(wire.Request, string, string) *wire.Denied {
 }
 
 func (c *conn) Ask(_ context.Context, r wire.Request) (wire.Grant, error) {
+	c.mu.Lock()
+	g := c.grant
+	c.mu.Unlock()
+	if g != nil {
+		return g, nil
+	}
 	return nil, c.Refuse(r, "", "")
 }
 
@@ -228,4 +240,103 @@ func TestMemoryOfHalfClosed(t *testing.T) {
 	if held := room - c.last; held < window {
 		t.Errorf("%d bytes were counted", held)
 	}
+}
+
+// grant leads to a server.
+type grant struct {
+	wire.Grant
+	t       *testing.T
+	address string
+	hostKey ssh.PublicKey
+}
+
+func (g *grant) ID() string               { return "1" }
+func (g *grant) Context() context.Context { return g.t.Context() }
+func (g *grant) Hold() func()             { return func() {} }
+func (g *grant) Sent(int) error           { return nil }
+func (g *grant) Received(int) error       { return nil }
+
+func (g *grant) Injection() policy.Injection {
+	return policy.Injection{Inject: policy.Inject{SSH: &policy.SSHInject{User: "git", HostKeys: []string{string(ssh.MarshalAuthorizedKey(g.hostKey))}}}}
+}
+
+func (g *grant) Lease(context.Context) (map[string]credential.Secret, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	must.OK(g.t, err)
+	block, err := ssh.MarshalPrivateKey(key, "")
+	return map[string]credential.Secret{credential.FieldPrivateKey: credential.NewSecret(string(pem.EncodeToMemory(block)))}, err
+}
+
+func (g *grant) Dial(context.Context) (net.Conn, error) { return net.Dial("tcp", g.address) }
+
+func (g *grant) Scrub(dst io.Writer, pause time.Duration) *scrub.Writer {
+	return scrub.New(nil).Writer(dst, pause, func(scrub.Found) {})
+}
+
+func (g *grant) End(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// TestTalkingServer: a server that says much before it begins.
+func TestTalkingServer(t *testing.T) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	must.OK(t, err)
+	signer, err := ssh.NewSignerFromKey(key)
+	must.OK(t, err)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must.OK(t, err)
+	defer ln.Close()
+	go func() {
+		near, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer near.Close()
+		config := &ssh.ServerConfig{PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil }}
+		config.AddHostKey(signer)
+		_, channels, requests, err := ssh.NewServerConn(near, config)
+		if err != nil {
+			return
+		}
+		go ssh.DiscardRequests(requests)
+		for c := range channels {
+			channel, requests, err := c.Accept()
+			if err != nil {
+				return
+			}
+			for range 100 {
+				_, _ = channel.SendRequest("hello", false, nil)
+			}
+			for r := range requests {
+				_ = r.Reply(true, nil)
+				_, _ = channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{7}))
+				_ = channel.Close()
+			}
+		}
+	}()
+	c, _, session := serve(t, time.Minute)
+	c.mu.Lock()
+	c.grant = &grant{t: t, address: ln.Addr().String(), hostKey: signer.PublicKey()}
+	c.mu.Unlock()
+	channel, requests, err := session.OpenChannel("session", nil)
+	must.OK(t, err)
+	_, err = channel.SendRequest("exec", false, command("id"))
+	must.OK(t, err)
+	var status struct{ Status uint32 }
+	must.Soon(t, "the command's end", func() bool {
+		select {
+		case r := <-requests:
+			return r != nil && ssh.Unmarshal(r.Payload, &status) == nil
+		default:
+			return false
+		}
+	})
+	if status.Status != 7 {
+		t.Errorf("status %d", status.Status)
+	}
+	must.OK(t, session.Close())
+	c.ended(t)
 }

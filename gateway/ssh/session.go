@@ -208,10 +208,29 @@ func (s *session) carry(ctx context.Context, begin *start, pending <-chan *ssh.R
 	if err != nil {
 		return fmt.Errorf("%w: opening a session: %w", wire.ErrProtocol, err)
 	}
+	ending := s.hear(said)
 	if err := s.begin(far, begin); err != nil {
 		return err
 	}
-	return s.splice(ctx, cancel, far, said, begin, pending)
+	return s.splice(ctx, cancel, far, ending, begin, pending)
+}
+
+// hear reads what the server says of its channel, from the first on: its connection waits for
+// that. The channel that it returns has how it ended, and is closed when the server's is.
+func (s *session) hear(said <-chan *ssh.Request) <-chan *ssh.Request {
+	ending := make(chan *ssh.Request, 1)
+	s.conn.Go(s.work, func() {
+		defer close(ending)
+		ended := false
+		for r := range said {
+			if (r.Type == "exit-status" || r.Type == "exit-signal") && !ended {
+				ended = true
+				ending <- r
+			}
+			answer(r, false)
+		}
+	})
+	return ending
 }
 
 // begin asks the server for what was decided.
@@ -243,7 +262,7 @@ func interactive(b *start) bool { return b.Method == policy.SSHShell || b.Method
 
 // splice carries the bytes both ways until the server has closed its channel, then tells the
 // client how it ended.
-func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, said <-chan *ssh.Request, begin *start, pending <-chan *ssh.Request) error {
+func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, ended <-chan *ssh.Request, begin *start, pending <-chan *ssh.Request) error {
 	var mu sync.Mutex
 	var failure error
 	fail := func(err error) {
@@ -290,11 +309,8 @@ func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, sai
 	})
 
 	var ending *ssh.Request
-	for r := range said {
-		if (r.Type == "exit-status" || r.Type == "exit-signal") && ending == nil {
-			ending = r
-		}
-		answer(r, false)
+	for r := range ended {
+		ending = r
 	}
 	select {
 	case <-shown:
