@@ -79,7 +79,7 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 				decide = func(in policy.Input) policy.Decision {
 					d := inject("tokens")(in)
 					for i := range d.Inject {
-						d.Inject[i].Inject = policy.Inject{Placeholder: []string{policy.PlaceHeader}}
+						d.Inject[i].Inject = policy.Inject{Placeholder: []string{policy.PlaceHeader + ":X-Note"}}
 					}
 					return d
 				}
