@@ -207,17 +207,21 @@ func (v *validator) hmac(path string, h *policy.HMACInject) {
 // template checks the template of an injection. One that uses no field is most
 // likely the secret itself, written where it must not be; it is not repeated.
 func (v *validator) template(path, text string, secret bool) {
+	example := `"Bearer {{ .token }}"`
+	if key := path[strings.LastIndexByte(path, '.')+1:]; key != "value" {
+		example = fmt.Sprintf(`%s: "{{ .%s }}"`, key, key)
+	}
 	t, err := template.New("value").Option("missingkey=error").Parse(text)
 	if err != nil {
 		_, why, _ := strings.Cut(err.Error(), "value:")
-		v.say(policy.BadInject, path, "is not a template: line "+why, `write one as "Bearer {{ .token }}"`)
+		v.say(policy.BadInject, path, "is not a template: line "+why, "write one as "+example)
 		return
 	}
 	if len(t.Templates()) > 1 || strings.Contains(text, "{{ template") {
-		v.say(policy.BadInject, path, "defines templates of its own", `write one as "Bearer {{ .token }}"`)
+		v.say(policy.BadInject, path, "defines templates of its own", "write one as "+example)
 	}
 	if secret && !strings.Contains(text, "{{") {
-		v.say(policy.SecretWritten, path, "has nothing of the secret in it", `write one as "Bearer {{ .token }}", and the secret with "sallyport secret set"`)
+		v.say(policy.SecretWritten, path, "has nothing of the secret in it", "write "+example+`, and set the secret with "sallyport secret set"`)
 	}
 	if strings.ContainsAny(text, "\r\n\x00") {
 		v.say(policy.BadInject, path, "has a line break in it", "write it on one line")
