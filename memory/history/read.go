@@ -169,18 +169,6 @@ func (s *Store) Since(ctx context.Context, destination string) (number uint64, e
 	return number, err
 }
 
-// ChangedSince returns the paths of the memory's files that a commit or a later one
-// changed, sorted.
-func (s *Store) ChangedSince(ctx context.Context, number uint64) (paths []string, err error) {
-	err = each(ctx, s.read, func(scan func(...any) error) error {
-		var path []byte
-		err := scan(&path)
-		paths = append(paths, string(path))
-		return err
-	}, "SELECT path FROM file WHERE number >= ? AND kind = ? ORDER BY path", number, memory.KindFile)
-	return paths, err
-}
-
 // Verify checks that all commits are as they were recorded, and that the contents, the
 // state and the quarantine are theirs. Its error wraps [ErrDamaged] if not.
 func (s *Store) Verify(ctx context.Context) error {

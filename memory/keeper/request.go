@@ -127,7 +127,7 @@ type RollbackRequest struct {
 }
 
 // QuarantineRequest takes files out: by path, or all that was written after the sandbox
-// had first contacted a destination.
+// had first contacted a destination. A file that was there before is then what it was.
 type QuarantineRequest struct {
 	Paths       []string `json:"paths,omitempty"`
 	Destination string   `json:"destination,omitempty"`
