@@ -226,6 +226,28 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// Conversations that are too large are found by their name alone, and each answer says so.
+func TestLargeConversations(t *testing.T) {
+	b := newBox(t, search.Options{})
+	turn := `{"session":"s","content":"a cherry"}` + "\n"
+	b.plant("memories/a.md", "apple")
+	b.plant("conversations.jsonl", turn+strings.Repeat(" ", 16<<20))
+	for range 2 {
+		err := b.index.Update(t.Context(), b.f, nil)
+		if !errors.Is(err, search.ErrFull) || !strings.Contains(err.Error(), "no turn of conversations.jsonl is found") {
+			t.Errorf("err = %v", err)
+		}
+		if !b.finds("apple", "memories/a.md") || b.finds("cherry", "conversations.jsonl") {
+			t.Error("the others are not found, or a turn is")
+		}
+	}
+	b.plant("conversations.jsonl", turn)
+	b.update()
+	if !b.finds("cherry", "conversations.jsonl") {
+		t.Error("what is small again is not found")
+	}
+}
+
 func TestMaxText(t *testing.T) {
 	b := newBox(t, search.Options{MaxText: 1000})
 	b.plant("memories/a.md", "apple"+strings.Repeat(" ", 800))

@@ -66,6 +66,9 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 		if e.Kind != memory.KindFile || strings.Contains(e.Path, ".sallyport-") {
 			continue
 		}
+		if e.Path == conversations && e.Size > maxConversations {
+			incomplete = errors.Join(incomplete, fmt.Errorf("%w: no turn of %s is found, as %d MiB of it are the most: remove old turns, or move them out of the memory", ErrFull, conversations, maxConversations>>20))
+		}
 		k := files[e.Path]
 		delete(files, e.Path)
 		switch {
