@@ -89,6 +89,9 @@ func TestLoginIsChecked(t *testing.T) {
 		"a wrong method":           {`methods: [git-upload-pac], inject: {ssh: {user: git, hostKeys: [KEY]}}`, "did you mean git-upload-pack?"},
 		"a body":                   {`body: {json: 1KiB}, inject: {ssh: {user: git, hostKeys: [KEY]}}`, "is of no use over ssh"},
 		"a method of Redis":        {`methods: [connect], inject: {redis: {username: a, password: "{{ .p }}"}}`, "is of no use over redis"},
+		"own of SSH":               {`own: deny, inject: {ssh: {user: git, hostKeys: [KEY]}}`, "the gateway logs in over ssh itself"},
+		"own of PostgreSQL":        {`own: deny, inject: {postgres: {username: a, password: "{{ .p }}"}}`, "the gateway logs in over postgres itself"},
+		"own of Redis":             {`own: deny, inject: {redis: {username: a, password: "{{ .p }}"}}`, "the gateway logs in over redis itself"},
 		"no role":                  {`inject: {postgres: {password: "{{ .p }}"}}`, "has no username"},
 		"a secret that is written": {`inject: {postgres: {username: a, password: hunter2}}`, "has nothing of the secret in it"},
 	} {

@@ -106,6 +106,7 @@ func TestExchange(t *testing.T) {
 		"a bearer token of AWS":               "egressAuth: [{destination: a.example.com, authRef: k}]\ncredentials: [{name: k, exchange: {aws: {roleARN: 'arn:aws:iam::123456789012:role/a', region: eu-central-1}}}]",
 		"a token endpoint for all paths":      "egressAuth: [{destination: a.example.com, authRef: k, inject: {tokenEndpoint: true}}]\ncredentials: [{name: k, placeholder: {env: K}}]",
 		"a token endpoint and no placeholder": "egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], inject: {tokenEndpoint: true}}]\ncredentials: [{name: k}]",
+		"a token endpoint and own: deny":      "egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], own: deny, inject: {tokenEndpoint: true}}]\ncredentials: [{name: k, placeholder: {env: K}}]",
 		"a token endpoint and a header":       "egressAuth: [{destination: a.example.com, authRef: k, paths: [/token], inject: {tokenEndpoint: true, header: {name: A, value: '{{ .token }}'}}}]\ncredentials: [{name: k, placeholder: {env: K}}]",
 		"a login that cannot be kept":         "egressAuth: [{destination: a.example.com, authRef: " + strings.Repeat("k", 65) + "}]\ncredentials: [{name: " + strings.Repeat("k", 65) + ", exchange: {oauth2: {tokenURL: 'https://a.example.com', clientID: x, grant: refreshToken}}}]",
 		"a proxy's login":                     "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com', proxyAuthRef: k}}]\ncredentials: [{name: k, exchange: {jwt: {algorithm: ES256}}}]",

@@ -74,6 +74,9 @@ func (v *validator) login(path string, e policy.EgressAuthRule) {
 	no(e.Headers != nil, "headers")
 	no(e.Cookies != "", "cookies")
 	no(e.Body != nil, "body")
+	if e.Own != "" {
+		v.say(policy.NeverMatches, path+".own", fmt.Sprintf("the gateway logs in over %s itself, and nothing that the sandbox logs in with goes on to the server", p), "remove it")
+	}
 	if p != policy.ProtocolSSH {
 		no(e.Methods != nil, "methods")
 		return

@@ -164,6 +164,9 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	if e.Own != "" && e.Inject != nil && (e.Inject.ClientCertificate != nil || e.Inject.AWS != nil) {
 		v.say(policy.NeverMatches, path+".own", "a sandbox has no part in the TLS handshake with the upstream, and signs for AWS so that its requests can be signed anew", "remove it")
 	}
+	if e.Own != "" && e.Inject != nil && e.Inject.TokenEndpoint {
+		v.say(policy.NeverMatches, path+".own", "the gateway answers for the endpoint itself, and puts the credential into no request", "remove it")
+	}
 	if e.AuthRef == "" {
 		v.say(policy.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
 	} else {
