@@ -1,6 +1,8 @@
 package memorycmd
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -65,9 +67,9 @@ func newScript(g *cli.Globals) []*cobra.Command {
 	outcome.Flags().StringVar(&r.Note, "note", "", "how it ended")
 	run := &cobra.Command{
 		Use: "run_script NAME SCRIPT [ARG...]", Short: "Run a script in the sandbox, and note how that ended", Args: cobra.MinimumNArgs(2),
-		Long: `Run a registered script in the sandbox, with this process's streams, and note in the
-index of scripts how that ended. The exit status is the script's. A script that differs
-from what was registered is not run.`,
+		Long: `Run a registered script in the sandbox, and note in the index of scripts how that
+ended. Its output comes here, its standard input is empty, and its exit status is this
+command's. A script that differs from what was registered is not run.`,
 		Example: "  sallyport memory run_script demo deploy.sh staging",
 	}
 	run.Flags().SetInterspersed(false)
@@ -80,9 +82,12 @@ from what was registered is not run.`,
 		return err
 	})
 	return []*cobra.Command{run,
-		cli.Lists(g, list, of(memclient.FindScripts, asked(&q)), "SCRIPT\tDESCRIPTION\tLAST SUCCESS", func(s layer.Script) string {
-			return fmt.Sprintf("%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"))
-		}),
+		cli.Shows(g, list, func(ctx context.Context, d *client.Client, args []string) ([]layer.Script, error) {
+			if len(args) == 1 { // all, without the index
+				return of(memclient.FindScripts, asked(&q))(ctx, d, args)
+			}
+			return ofIndex(g, list, memclient.FindScripts, asked(&q))(ctx, d, args)
+		}, printScripts),
 		cli.Shows(g, register, of(memclient.RegisterScript, func(args []string) (layer.Script, error) {
 			text, err := os.ReadFile(args[1])
 			s.Name, s.Text = filepath.Base(args[1]), string(text)
@@ -95,6 +100,19 @@ from what was registered is not run.`,
 			return r, nil
 		}), silent[client.None]),
 	}
+}
+
+func printScripts(w io.Writer, list []layer.Script) {
+	cli.Table(w, "SCRIPT\tDESCRIPTION\tLAST SUCCESS\tMARKS", cli.Rows(list, func(s layer.Script) string {
+		var marks []string
+		if s.Changed {
+			marks = append(marks, "changed: differs from what was registered")
+		}
+		if s.Untrusted != "" {
+			marks = append(marks, "untrusted: "+terminal.Escape(s.Untrusted))
+		}
+		return fmt.Sprintf("%s\t%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"), cmp.Or(strings.Join(marks, "; "), "-"))
+	})...)
 }
 
 // newArtifact returns the commands of artifacts.
