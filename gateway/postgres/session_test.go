@@ -64,26 +64,11 @@ func newEnv(t *testing.T, hba ...string) *env {
 	e.server.SQL("create role app login password '"+password+"'", "create database app owner app")
 	e.account = postgres.Account{User: "app", Password: password}
 	must.OK(t, os.WriteFile(filepath.Join(e.folder, "ca.pem"), e.near.PEM(), 0o600))
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
-	e.port = ln.Addr().(*net.TCPAddr).Port
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() {
-				if err := e.serve(c); err != nil {
-					e.mu.Lock()
-					e.fail = append(e.fail, err)
-					e.mu.Unlock()
-				}
-			})
-		}
+	e.port = database.Front(t, e.serve, func(err error) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.fail = append(e.fail, err)
 	})
-	t.Cleanup(func() { ln.Close(); serving.Wait() })
 	return e
 }
 

@@ -51,26 +51,11 @@ func newEnv(t *testing.T) *env {
 	must.OK(t, err)
 	e := &env{t: t, ca: ca, account: redis.Account{Username: "app", Password: password}}
 	e.server = database.Redis(t, &leaf, "requirepass "+admin, "user app on >"+password+" ~* &* +@all")
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
-	e.port = ln.Addr().(*net.TCPAddr).Port
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() {
-				if err := e.serve(c); err != nil {
-					e.mu.Lock()
-					e.fail = append(e.fail, err)
-					e.mu.Unlock()
-				}
-			})
-		}
+	e.port = database.Front(t, e.serve, func(err error) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.fail = append(e.fail, err)
 	})
-	t.Cleanup(func() { ln.Close(); serving.Wait() })
 	return e
 }
 

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,6 +35,30 @@ type Server struct {
 	cmd    *exec.Cmd
 	cred   *syscall.Credential
 	bin    string // folder of PostgreSQL's programs
+}
+
+// Front gives each connection to a port of loopback to serve, until the test ends, and fail
+// each error of it. It returns the port. Both are called at the same time by several goroutines.
+func Front(t testing.TB, serve func(net.Conn) error, fail func(error)) (port int) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must.OK(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				if err := serve(c); err != nil {
+					fail(err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); serving.Wait() })
+	return ln.Addr().(*net.TCPAddr).Port
 }
 
 // lack skips the test, and fails it in CI.
