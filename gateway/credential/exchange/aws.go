@@ -14,10 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sigv4"
 	"sallyport/policy"
 )
 
@@ -62,7 +60,7 @@ func (a *awsRole) trade(ctx context.Context, s *secret) (*traded, error) {
 	}
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")
 	if !a.WebIdentity {
-		if err := a.sign(ctx, s, r, body); err != nil {
+		if err := a.sign(s, r, body); err != nil {
 			return nil, err
 		}
 	}
@@ -86,14 +84,16 @@ func (a *awsRole) trade(ctx context.Context, s *secret) (*traded, error) {
 	}}, nil
 }
 
-func (a *awsRole) sign(ctx context.Context, s *secret, r *http.Request, body string) error {
+func (a *awsRole) sign(s *secret, r *http.Request, body string) error {
 	id, key := s.optional("accessKeyId"), s.optional("secretAccessKey")
 	if id == "" || key == "" {
 		return fmt.Errorf("%w to exchange: it needs the fields accessKeyId and secretAccessKey", credential.ErrNoSecret)
 	}
 	sum := sha256.Sum256([]byte(body))
-	login := aws.Credentials{AccessKeyID: id, SecretAccessKey: key, SessionToken: s.optional("sessionToken")}
-	return v4.NewSigner().SignHTTP(ctx, login, r, hex.EncodeToString(sum[:]), "sts", a.Region, time.Now())
+	keys := sigv4.Keys{ID: id, Secret: key, Session: s.optional("sessionToken")}
+	form := sigv4.Form{Algorithm: sigv4.V4, Service: "sts", Region: a.Region, Headers: []string{"content-type"}}
+	_, err := keys.Sign(r, form, hex.EncodeToString(sum[:]), time.Now())
+	return err
 }
 
 // awsRefusal reads the errors of AWS's query protocol.

@@ -62,7 +62,6 @@ var homes = map[string][]string{
 	"filippo.io/age":                      {"internal/seal"},
 	"golang.org/x/oauth2":                 {"gateway/credential/exchange"}, // token endpoints
 	"github.com/lestrrat-go/jwx":          {"gateway/credential/exchange"}, // JWTs; OPA brings it
-	"github.com/aws/aws-sdk-go-v2":        {"gateway/credential/exchange"}, // Signature Version 4
 	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},
 	"github.com/google/nftables":          {"sandbox/datapath"},
 	"github.com/landlock-lsm/go-landlock": {"internal/jail"},
