@@ -11,6 +11,7 @@ require (
 	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/cilium/ebpf v0.22.0
 	github.com/containerd/errdefs v1.0.0
+	github.com/containernetworking/cni v1.3.1
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/distribution/reference v0.6.0
 	github.com/elazarl/goproxy v1.9.2
@@ -34,6 +35,7 @@ require (
 	github.com/moby/moby/client v0.6.2
 	github.com/open-policy-agent/opa v1.22.0
 	github.com/pavlo-v-chernykh/keystore-go/v4 v4.5.0
+	github.com/pelletier/go-toml/v2 v2.4.3
 	github.com/pkg/sftp v1.13.12
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3

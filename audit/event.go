@@ -5,10 +5,7 @@
 // log on disk, the SIEM's copy and the command line show the same words. Fields
 // that OCSF does not have are under "unmapped.sallyport".
 //
-// The [Log] promises that when Append returns nil the events are on stable
-// storage, in order, and will be read back by any later process; when it
-// returns an error none of them may be acted on. It does not protect from root
-// on the host.
+// Package auditlog writes events to disk and reads them back.
 package audit
 
 import (
@@ -42,6 +39,7 @@ type Event struct {
 	ClassUID       Class           `json:"class_uid"`
 	Connection     *Connection     `json:"connection_info,omitempty"`
 	Count          int             `json:"count,omitempty"` // events folded into this one, when more than one
+	Device         *Device         `json:"device,omitempty"`
 	Disposition    Disposition     `json:"disposition_id,omitempty"`
 	Destination    *Endpoint       `json:"dst_endpoint,omitempty"`
 	Duration       int64           `json:"duration,omitempty"` // milliseconds
@@ -98,7 +96,14 @@ type Policy struct {
 	Version string `json:"version,omitempty"` // the policy's revision
 }
 
-// Actor is the operator behind a lifecycle event, or an SSH connection; or the daemon.
+// Device is the node of Kubernetes where it happened.
+type Device struct {
+	Hostname string `json:"hostname"`
+	TypeID   int    `json:"type_id"`
+}
+
+// Actor is the operator behind a lifecycle event, or an SSH connection; or the daemon; or a
+// client of the router on a node of Kubernetes.
 type Actor struct {
 	AppName string `json:"app_name,omitempty"`
 	User    User   `json:"user,omitzero"`
@@ -140,6 +145,16 @@ func (e *Event) begin(kind Kind, class Class, activity int) {
 	e.Unmapped.Sallyport.Kind = kind
 }
 
+// SetPlace says on which node of which cluster of Kubernetes it happened, "" for none.
+func (e *Event) SetPlace(cluster, node string) {
+	e.Unmapped.Sallyport.Cluster, e.Unmapped.Sallyport.Node = cluster, node
+	if node != "" {
+		const server = 1 // of OCSF's kinds of device
+		e.Device = &Device{Hostname: node, TypeID: server}
+		e.Metadata.with(host)
+	}
+}
+
 // random gives identifiers what cannot be guessed of them. The kernel's
 // randomness seeds it: asked for each event, that costs a system call before
 // Linux 6.11.
@@ -163,15 +178,21 @@ func (g *generator) Read(b []byte) (int, error) {
 }
 
 // An OCSF event says which profiles its attributes are from: security_control has
-// action_id, disposition_id, firewall_rule, policy and is_alert; host has actor; container
+// action_id, disposition_id, firewall_rule, policy and is_alert; host has actor and device; container
 // has a sandbox, in its endpoint. An SSH connection is that of an operator, who logs in;
 // other traffic is a sandbox's.
 var (
 	networkProfiles  = []string{container, securityControl}
-	operatorProfiles = []string{container, "host", securityControl}
-	changeProfiles   = []string{"host", securityControl}
+	operatorProfiles = []string{container, host, securityControl}
+	changeProfiles   = []string{host, securityControl}
 	findingProfiles  = []string{securityControl}
 )
+
+// By says which client, of those that the configuration names, has asked.
+func (e *Event) By(client string) {
+	e.Actor = &Actor{User: User{Name: client}}
+	e.Metadata.with("host")
+}
 
 // with adds a profile to those of an event.
 func (m *Metadata) with(profile string) {
@@ -183,6 +204,7 @@ func (m *Metadata) with(profile string) {
 const (
 	aiOperation     = "ai_operation"
 	container       = "container"
+	host            = "host"
 	networkProxy    = "network_proxy"
 	securityControl = "security_control"
 )

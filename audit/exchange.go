@@ -43,7 +43,7 @@ func (x *Exchange) Complete(activity int) *Event {
 	c.Metadata.CorrelationUID = d.ID()
 	c.StartTime, c.Duration = d.Time, c.Time-d.Time
 	c.StatusID, c.Action, c.Disposition = StatusSuccess, d.Action, d.Disposition
-	c.Source, c.Destination, c.TLS = d.Source, d.Destination, d.TLS
+	c.Actor, c.Source, c.Destination, c.TLS = d.Actor, d.Source, d.Destination, d.TLS
 	c.HTTPRequest, c.Rule, c.Policy, c.Connection, c.Proxy = d.HTTPRequest, d.Rule, d.Policy, d.Connection, d.Proxy
 	of, by := &c.Unmapped.Sallyport, &d.Unmapped.Sallyport
 	of.Sandbox, of.SandboxID, of.Session, of.Tags = by.Sandbox, by.SandboxID, by.Session, by.Tags

@@ -10,6 +10,7 @@ type Extension struct {
 	Approval    *Approval         `json:"approval,omitempty"`          // by which an allowed request was, or that a lifecycle event is about
 	Checkpoint  string            `json:"checkpoint,omitempty"`        // of a lifecycle event of this state: a signed note, see audit/tree
 	Clipped     []string          `json:"clipped,omitempty"`           // fields here that hold less than was decided on: path, method, header_names, query_keys
+	Cluster     string            `json:"cluster,omitempty"`           // of Kubernetes, as pods.cluster names it
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
 	Deleted     *Deletion         `json:"deleted,omitempty"`           // of a lifecycle event in state audit-deleted
@@ -21,6 +22,7 @@ type Extension struct {
 	Limits      []LimitUse        `json:"limits,omitempty"`        // what bounds it; of a lifecycle event: what was reset
 	Memory      *MemoryCommit     `json:"memory_commit,omitempty"` // of a lifecycle event of a sandbox's memory
 	MoreSources int               `json:"more_sources,omitempty"`  // of those that count stands for, how many had other ports than source_ports
+	Node        string            `json:"node,omitempty"`          // of Kubernetes, where it happened
 	Observed    *Observed         `json:"observed,omitempty"`      // what observe mode has lifted
 	Owner       string            `json:"owner,omitempty"`         // the tenant whose sandbox it is
 	Phase       string            `json:"phase,omitempty"`         // connect, request, dns, inbound, ssh
@@ -98,4 +100,12 @@ type CredentialUse struct {
 	// Placeholder says that the sandbox had asked for it by its placeholder.
 	Placeholder bool   `json:"placeholder,omitempty"`
 	Version     string `json:"version,omitempty"`
+}
+
+// String is NAME@VERSION, or the name alone.
+func (u CredentialUse) String() string {
+	if u.Version == "" {
+		return u.Name
+	}
+	return u.Name + "@" + u.Version
 }

@@ -31,7 +31,7 @@ var titles = map[string]string{
 }
 
 // Finding returns an event that says what another shows, of OCSF's class Detection
-// Finding: what a security team wants to look at. What was done about it is in both.
+// Finding: what a security team wants to look at. Both say what was done about it.
 func Finding(what string, of *Event) *Event {
 	e := New(KindFinding, ClassFinding, findingCreate)
 	e.Metadata.CorrelationUID = of.Metadata.CorrelationUID

@@ -5,6 +5,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/ocsf"
+	"sallyport/internal/test/stories"
 )
 
 // changes are the subjects and states of lifecycle events.
@@ -29,7 +30,7 @@ var changes = map[string][]string{
 
 // TestSchema: what is stored is OCSF, as it is published.
 func TestSchema(t *testing.T) {
-	for name, events := range golden() {
+	for name, events := range stories.Events() {
 		t.Run(name, func(t *testing.T) { ocsf.Check(t, events...) })
 	}
 	for subject, states := range changes {
@@ -46,7 +47,7 @@ func TestSchema(t *testing.T) {
 	}
 	for _, method := range []string{"GET", "PATCH", "PROPFIND", "FETCH", ""} {
 		t.Run("method "+method, func(t *testing.T) {
-			e := sample()
+			e := stories.Events()["allow"][0]
 			e.HTTPRequest.Method = ""
 			e.ActivityID = audit.HTTPActivity(method)
 			e.TypeUID = int(e.ClassUID)*100 + e.ActivityID

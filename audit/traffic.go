@@ -3,6 +3,9 @@ package audit
 import (
 	"cmp"
 	"math"
+	"net"
+	"strconv"
+	"strings"
 )
 
 type Endpoint struct {
@@ -52,6 +55,20 @@ type URL struct {
 	Path     string `json:"path,omitempty"`
 	Port     int    `json:"port,omitempty"`
 	Scheme   string `json:"scheme,omitempty"`
+}
+
+func (u *URL) String() string {
+	host := u.Hostname
+	switch {
+	case u.Port != 0 && u.Port != map[string]int{"https": 443, "http": 80}[u.Scheme]:
+		host = net.JoinHostPort(host, strconv.Itoa(u.Port))
+	case strings.Contains(host, ":"):
+		host = "[" + host + "]"
+	}
+	if u.Scheme == "" {
+		return host + u.Path
+	}
+	return u.Scheme + "://" + host + u.Path
 }
 
 type HTTPResponse struct {

@@ -10,11 +10,12 @@ import (
 	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/decode"
-	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/credential/sigv4"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/websocket"
 	"sallyport/gateway/wire"
@@ -72,7 +73,7 @@ func failed(err error, id string) *answer.Answer {
 		return a
 	}
 	if found := new(placeholder.FoundError); errors.As(err, &found) {
-		a.Rule, a.Remedy = PlaceholderRule, "The request was broken off before the placeholder had left. "+(&misplacedError{credential: found.Credential, place: policy.PlaceBody}).remedy()
+		a.Rule, a.Remedy = placeholder.Rule, "The request was broken off before the placeholder had left. "+found.Remedy()
 		return a
 	}
 	var bad *credential.RequestError
@@ -119,7 +120,7 @@ func status(err error) int {
 		return http.StatusBadRequest
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), errors.Is(err, credential.ErrUnsaved), leasing(err):
+	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), errors.Is(err, sent.ErrUnsaved), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
@@ -158,14 +159,14 @@ func explain(err error) string {
 		return sigv4.ErrChunks.Error()
 	case errors.As(err, &over):
 		return over.reason
+	case errors.As(err, &found): // also while the body was read to be signed
+		return found.Error()
 	case isLease:
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
-	case errors.Is(err, credential.ErrUnsaved):
-		return credential.ErrUnsaved.Error()
-	case errors.As(err, &found):
-		return found.Error()
+	case errors.Is(err, sent.ErrUnsaved):
+		return sent.ErrUnsaved.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
 	case errors.Is(err, scrub.ErrHidden):
@@ -195,7 +196,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
-		credential.ErrTooManySecrets, credential.ErrShort, credential.ErrUnfit, credential.ErrUnsaved,
+		sent.ErrTooMany, credential.ErrShort, credential.ErrUnfit, sent.ErrUnsaved,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -208,14 +209,17 @@ func (e *leaseError) Error() string {
 // proxy on its way.
 func leaseOf(err error) (*leaseError, bool) {
 	var (
-		leased *leaseError
-		login  *upstream.LoginError
+		leased  *leaseError
+		login   *upstream.LoginError
+		spelled *placeholder.SpellingError
 	)
 	switch {
 	case errors.As(err, &leased):
 		return leased, true
 	case errors.As(err, &login):
 		return &leaseError{credential: login.Credential, to: " for the proxy", err: login.Err}, true
+	case errors.As(err, &spelled):
+		return &leaseError{credential: spelled.Credential, err: spelled.Err}, true
 	}
 	return nil, false
 }
@@ -236,7 +240,7 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must run: sallyport secret set %s --field username --field password", name)
 	case what != "" && errors.Is(err, credential.ErrNotBound):
 		return "The policy has just been loaded anew."
-	case errors.Is(err, credential.ErrUnsaved):
+	case errors.Is(err, sent.ErrUnsaved):
 		return "An operator must look at the disk that holds the data directory, and at Sallyport's log."
 	case errors.Is(err, credential.ErrUnknown):
 		return fmt.Sprintf("An operator must add %q to credentials in sallyport.yaml.", name)
@@ -250,7 +254,7 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must set a longer secret for %q, or name its short field in allowShort of that credential in sallyport.yaml.", name)
 	case errors.Is(err, credential.ErrUnfit):
 		return fmt.Sprintf("An operator must set another secret for %q: Sallyport's log says what is wrong with it.", name)
-	case errors.Is(err, credential.ErrTooManySecrets):
+	case errors.Is(err, sent.ErrTooMany):
 		return "Let requests that are under way end, and earlier tokens expire."
 	case errors.Is(err, credential.ErrUnavailable):
 		return "An operator must make the secret's source reachable (sallyport doctor)."

@@ -12,9 +12,9 @@ import (
 	"sallyport/policy/approval"
 )
 
-// A policy that reads the clock gives a credential until six. What was asked about
-// before, and is approved afterwards, leaves as the policy has it then, and not
-// before an operator has seen that.
+// A policy that reads the clock gives a credential until six. A request that was asked about
+// before, and is approved afterwards, leaves as the policy has it then, and not before an
+// operator has seen that.
 func TestHeldRequestWhoseCredentialIsGone(t *testing.T) {
 	t.Parallel()
 	f := newOperatorStore(t)

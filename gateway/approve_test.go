@@ -135,8 +135,8 @@ func (m *versionEnv) arrivals() *atomic.Int32 {
 	return &n
 }
 
-// sent is what became of a request.
-type sent struct {
+// outcome is what became of a request.
+type outcome struct {
 	status int
 	header http.Header
 	body   string
@@ -144,22 +144,22 @@ type sent struct {
 }
 
 // send makes a request behind the test's back.
-func (m *versionEnv) send(r *http.Request) <-chan sent {
-	done := make(chan sent, 1)
+func (m *versionEnv) send(r *http.Request) <-chan outcome {
+	done := make(chan outcome, 1)
 	go func() {
 		resp, err := m.client.Do(r)
 		if err != nil {
-			done <- sent{err: err}
+			done <- outcome{err: err}
 			return
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		done <- sent{resp.StatusCode, resp.Header, string(body), err}
+		done <- outcome{resp.StatusCode, resp.Header, string(body), err}
 	}()
 	return done
 }
 
-func (s sent) want(t *testing.T, status int, parts ...string) {
+func (s outcome) want(t *testing.T, status int, parts ...string) {
 	t.Helper()
 	if s.err != nil || s.status != status {
 		t.Fatalf("got %d %v %.300s, want %d", s.status, s.err, s.body, status)
@@ -220,7 +220,7 @@ func TestHeldRequestThatIsApproved(t *testing.T) {
 	})
 }
 
-// What an operator is shown of a path is what leaves, byte for byte.
+// The path that an operator is shown is the one that leaves, byte for byte.
 func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 	t.Parallel()
 	for _, raw := range []bool{false, true} {
@@ -298,7 +298,7 @@ func TestPolledRequest(t *testing.T) {
 	t.Parallel()
 	approvals(t, policy.Approvals{Answer: policy.AnswerPoll}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
-		ask := func(body string) sent { return <-m.send(m.request(t, "POST", "/x", strings.NewReader(body))) }
+		ask := func(body string) outcome { return <-m.send(m.request(t, "POST", "/x", strings.NewReader(body))) }
 		first := ask("hello")
 		first.want(t, 428)
 		var said struct {
@@ -414,7 +414,7 @@ func TestApprovalThatCannotBeAskedFor(t *testing.T) {
 		t.Errorf("the cause is the operator's: %s", got.body)
 	}
 	f.failure.Store(nil)
-	var all []<-chan sent
+	var all []<-chan outcome
 	for i := range approval.MaxPending {
 		all = append(all, m.send(m.request(t, "GET", fmt.Sprint("/", i), nil)))
 	}
@@ -432,7 +432,7 @@ func TestApprovalThatCannotBeAskedFor(t *testing.T) {
 	}
 }
 
-// What waits does not keep the gateway from ending.
+// A waiting request does not keep the gateway from ending.
 func TestShutdownLetsGo(t *testing.T) {
 	t.Parallel()
 	f := newOperatorStore(t)

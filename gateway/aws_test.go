@@ -121,7 +121,8 @@ func TestAWS(t *testing.T) {
 	}
 }
 
-// What may not be signed is denied, and what cannot be is refused, with the reason.
+// A request that may not be signed is denied, and one that cannot be is refused, with the
+// reason.
 func TestAWSRefusals(t *testing.T) {
 	t.Parallel()
 	w, o := awsEnv(t, "h1", policy.AWSInject{Service: "s3", Region: "eu-central-1"}, 0)
@@ -150,6 +151,12 @@ func TestAWSRefusals(t *testing.T) {
 			r.Header.Set("X-Amz-Content-Sha256", "STREAMING-AWS4-HMAC-SHA256-EVENTS")
 			return sigv4.Empty
 		}, 400, "STREAMING-AWS4-HMAC-SHA256-EVENTS cannot be signed anew"},
+		{"a form with keys of the sandbox's own", func(_ *sigv4.Form, r *http.Request) string {
+			r.Method = "POST"
+			r.Header["Content-Type"] = []string{"Multipart/Form-Data; boundary=x"}
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader("--x--\r\n")), 7
+			return sigv4.Unsigned
+		}, 403, "a form of parts has its signature in it"},
 		{"chunks that are none", func(_ *sigv4.Form, r *http.Request) string {
 			r.Header.Set("X-Amz-Content-Sha256", sigv4.Chunked)
 			r.Body, r.ContentLength = io.NopCloser(strings.NewReader("no chunks")), 9

@@ -323,7 +323,7 @@ func TestJudgedBodyObserved(t *testing.T) {
 	}
 }
 
-// What is under way is judged again with its body, after a change of the policy.
+// A request under way is judged again with its body, after a change of the policy.
 func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 	t.Parallel()
 	j := newBodyEnv(t, "h1", true)
@@ -411,7 +411,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 			t.Fatalf("the upstream got %.100q", e)
 		}
 	}
-	// What was held has been given back.
+	// All memory that was held has been given back.
 	client := j.agent("h1", false, j.steer, false)
 	resp, err := client.Post(j.origin.url("http", "/mcp"), "application/json", strings.NewReader(body))
 	if err != nil || resp.StatusCode != 200 {

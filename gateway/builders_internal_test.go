@@ -71,8 +71,8 @@ func wired(t *testing.T, raw string) map[string]any {
 	}
 }
 
-// TestBuildersReadAsTheGatewayDoes holds what testing.get makes of a URL against
-// what the gateway reads from the wire. What the gateway refuses is undefined.
+// TestBuildersReadAsTheGatewayDoes holds what testing.get makes of a URL against what the
+// gateway reads from the wire. A URL that the gateway refuses is undefined.
 func TestBuildersReadAsTheGatewayDoes(t *testing.T) {
 	t.Parallel()
 	urls := []string{

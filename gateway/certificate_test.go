@@ -133,7 +133,8 @@ func TestClientCertificate(t *testing.T) {
 			want("/", "two") // by the next request
 			want("/", "two")
 
-			// What cannot be shown is not: the operator is told why, the sandbox is not.
+			// A certificate that cannot be shown is not: the operator is told why, the sandbox
+			// is not.
 			late, lateKey := clients.client(t, "late", time.Now().Add(-time.Hour))
 			for why, fields := range map[string]map[string]string{
 				"expired on":     {"certificate": late, "key": lateKey},

@@ -17,7 +17,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/exchange"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )

@@ -43,9 +43,7 @@ func (q *request) complete(r *http.Request) {
 		broken = false
 	}
 	q.form.body.Drop() // the policy has read it
-	if q.holding != nil {
-		q.gateway.bodies.Give(q.identity.ID, q.holding.room)
-	}
+	q.placeholders.Close()
 	q.signed.Drop()
 	q.heads.Release()
 	q.grant.meter.end()
@@ -71,7 +69,7 @@ func (q *request) recordCompletion() {
 	outcome := q.outcome()
 	c := completion(&q.events, q.allowed.ActivityID, outcome)
 	s := &c.Unmapped.Sallyport
-	s.Credentials = q.holding.mark(q.used)
+	s.Credentials = q.placeholders.Mark(q.used)
 	c.SetTokens(used)
 	if q.err != nil && status(q.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
@@ -94,7 +92,7 @@ func (q *request) recordCompletion() {
 		c.Message = strings.TrimPrefix(c.Message+"; "+q.clock, "; ")
 		c.SeverityID = audit.SeverityMedium
 	}
-	stolen := q.holding.theft()
+	stolen := q.placeholders.Stolen()
 	if stolen != nil {
 		c.Message = strings.TrimPrefix(c.Message+"; "+stolen.Error()+", and was broken off before it left", "; ")
 		c.SeverityID, c.Action, c.Disposition = audit.SeverityHigh, audit.ActionDenied, audit.DispositionBlocked

@@ -114,8 +114,8 @@ func TestDeniedBytesAreClosed(t *testing.T) {
 	}
 }
 
-// What begins like TLS and cannot be read is no raw protocol: a server that
-// reads it would be reached unread.
+// A stream that begins like TLS and cannot be read is no raw protocol: a server that reads it
+// would be reached unread.
 func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]string{
@@ -338,7 +338,7 @@ func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
 			if err := c.Handshake(); (err == nil) != test.carried {
 				t.Errorf("handshake: %v, want carried %v", err, test.carried)
 			} else if err == nil {
-				// What it leaves unread, as the server's session tickets, would reset
+				// Bytes that it leaves unread, as the server's session tickets, would reset
 				// the connection.
 				c.CloseWrite()
 				io.Copy(io.Discard, c)

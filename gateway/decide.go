@@ -30,7 +30,7 @@ type grant struct {
 func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	d := q.askPolicy(r.Context())
-	q.hold(r)
+	q.findPlaceholders(r)
 	if refused := q.misplaced(r, d); refused != nil {
 		return d, refused
 	}
@@ -78,7 +78,7 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 func (q *request) unfitting(d policy.Decision, r *http.Request) policy.Decision {
 	for _, i := range d.Inject {
 		reason := ""
-		if i.DenyOwn && !q.holding.fills(i, r) && credential.Own(i.Inject, r) {
+		if i.DenyOwn && !q.placeholders.Fills(i, r) && credential.Own(i.Inject, r) {
 			reason = fmt.Sprintf("the request has its own %s, where credential %s goes: send it without", policy.Clean(i.Inject.Place()), policy.Clean(i.Credential))
 		} else if err := credential.Refuses(i.Inject, r); err != nil {
 			reason = err.Error()

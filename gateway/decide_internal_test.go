@@ -20,7 +20,7 @@ func (failing) Decide(context.Context, policy.Input) policy.Decision {
 	return policy.Decision{Action: policy.Allow, Reason: "see the log", Err: engine.ErrUndecided}
 }
 
-// What cannot be evaluated is denied, and is an error of the policy's only while
+// A request that cannot be evaluated is denied, and is an error of the policy's only while
 // somebody waits for it.
 func TestDecisionThatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()

@@ -291,7 +291,7 @@ func (l *env) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
 	return tr, nil
 }
 
-// What tests ask of the env.
+// The questions that tests ask of the env.
 
 func (l *env) policy(f func(policy.Input) policy.Decision) {
 	l.mu.Lock()

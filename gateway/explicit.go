@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"sallyport/gateway/answer"
@@ -124,7 +122,7 @@ func (g *Gateway) serveProxy(conn net.Conn) {
 func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, c *proxyConn) {
 	s := &session{peer: unknownPeer(remote(r)), life: &c.lifetime}
 	header := r.Header.Get("Proxy-Authorization")
-	name, token, given := proxyAuth(header)
+	name, token, given := form.Basic(header)
 	sandbox, ok := g.clients.Authenticate(name, token)
 	if !given || !ok {
 		if header != "" {
@@ -248,19 +246,6 @@ func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, p *peer, rea
 	a.Status = http.StatusBadRequest
 	w.Header().Set("Connection", "close")
 	a.Write(w, r)
-}
-
-// proxyAuth reads Basic credentials (RFC 7617).
-func proxyAuth(header string) (name, token string, ok bool) {
-	scheme, rest, found := strings.Cut(header, " ")
-	if !found || !strings.EqualFold(scheme, "Basic") {
-		return "", "", false
-	}
-	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(rest))
-	if err != nil {
-		return "", "", false
-	}
-	return strings.Cut(string(plain), ":")
 }
 
 // remote is the client's address, zero when the listener has another kind.

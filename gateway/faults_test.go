@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/test/must"
@@ -336,7 +337,7 @@ func (s slow) Append(ctx context.Context, events ...*audit.Event) error {
 	s.asked <- struct{}{}
 	<-ctx.Done()
 	if s.withdrawn {
-		return fmt.Errorf("%w: %w", audit.ErrWithdrawn, ctx.Err())
+		return fmt.Errorf("%w: %w", auditlog.ErrWithdrawn, ctx.Err())
 	}
 	_ = s.env.Append(ctx, events...)
 	return ctx.Err()

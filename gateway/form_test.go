@@ -202,7 +202,7 @@ func TestSchemeOfPlainHTTP2(t *testing.T) {
 	}
 }
 
-// What a server of HTTP/2 may say and one of HTTP/1.1 may not is no answer.
+// An answer that HTTP/2 allows and HTTP/1.1 does not is refused.
 func TestFormOfHTTP2Responses(t *testing.T) {
 	t.Parallel()
 	w := newNetEnv(t)

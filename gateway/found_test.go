@@ -128,8 +128,8 @@ func (w *netEnv) loggingIn() {
 	})
 }
 
-// What was injected counts, once in an answer however often it is there. What is public
-// beside it, a username or a URL, is masked and recorded, and does not count.
+// An injected secret counts, once in an answer however often it is there. A public part beside
+// it, a username or a URL, is masked and recorded, and does not count.
 func TestFoundCountsWhatWasInjected(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {

@@ -30,13 +30,14 @@ import (
 	"github.com/elazarl/goproxy"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/gateway/access"
 	"sallyport/gateway/bodies"
-	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/denials"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/inbound"
 	"sallyport/gateway/live"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/gateway/turn"
@@ -81,6 +82,7 @@ type Gateway struct {
 	proxy           *goproxy.ProxyHttpServer
 	web             *http1.Server
 	inbound         *inbound.Server // nil where nothing comes in
+	routed          *inbound.Server // likewise, by a Router
 	h2              *http2Servers
 	bodyPolicy      bodyPolicy // nil where no policy has to see a body
 	bodies          *bodies.Budget
@@ -88,7 +90,7 @@ type Gateway struct {
 	turns           *turn.Set
 	resets          *ratelimit.BySource // requests of HTTP/2 that are reset, by sandbox ID
 	hellos          *turn.Set           // of TLS handshakes with sandboxes
-	secrets         credential.SentBySandbox
+	secrets         sent.BySandbox
 	denials         *denials.Aggregator
 	live            live.Set
 	unauthenticated *connlimit.Limit // connections to the explicit proxy
@@ -189,11 +191,16 @@ func New(o Options) (*Gateway, error) {
 		Logger: o.Logger,
 	}
 	if o.Ports != nil && o.Waker != nil {
-		g.inbound = inbound.New(inbound.Options{
+		of := inbound.Options{
 			Ports: o.Ports, Waker: o.Waker, Dial: o.Dial, Loopback: o.Loopback,
 			Decide: g.decide, Revision: g.revision, Live: &g.live, Recorder: o.Recorder, Enqueue: g.enqueue, Denials: g.denials,
 			Bodies: g.bodies, Metrics: m, Logger: o.Logger, Life: g.life, HeadTimeout: g.handshake, StallTimeout: g.stall,
-		})
+		}
+		g.inbound = inbound.New(of)
+		if o.Router != nil {
+			of.Router, of.Ports, of.Loopback = o.Router, new(access.Ports), nil
+			g.routed = inbound.New(of)
+		}
 	}
 	g.h2 = newHTTP2Servers(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
 	return g, nil
@@ -203,16 +210,26 @@ func New(o Options) (*Gateway, error) {
 // package inbound), until ctx is done or Shutdown. ln is on a loopback address. It returns
 // nil at a regular end.
 func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
-	if g.inbound == nil {
+	return g.serveInbound(ctx, ln, g.inbound)
+}
+
+// ServeRouted is ServeInbound for requests of a router's clients, which come from elsewhere:
+// ln is one of TLS.
+func (g *Gateway) ServeRouted(ctx context.Context, ln net.Listener) error {
+	return g.serveInbound(ctx, ln, g.routed)
+}
+
+func (g *Gateway) serveInbound(ctx context.Context, ln net.Listener, by *inbound.Server) error {
+	if by == nil {
 		_ = ln.Close()
-		return errors.New("gateway: what comes in needs ports and a waker")
+		return errors.New("gateway: what comes in needs ports and a waker, or a router")
 	}
 	release, ok := g.listen(ctx, ln)
 	if !ok {
 		return nil
 	}
 	defer release()
-	return g.accept(ctx, ln, g.inbound.ServeConn)
+	return g.accept(ctx, ln, by.ServeConn)
 }
 
 // listen adopts a listener, unless Shutdown has begun; the function it returns
@@ -319,8 +336,10 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		defer close(over)
 		go g.h2.shutdown(over)
 		var inward sync.WaitGroup
-		if g.inbound != nil {
-			inward.Go(func() { _ = g.inbound.Shutdown(ctx) })
+		for _, s := range []*inbound.Server{g.inbound, g.routed} {
+			if s != nil {
+				inward.Go(func() { _ = s.Shutdown(ctx) })
+			}
 		}
 		_ = g.web.Shutdown(ctx)
 		inward.Wait()
@@ -335,8 +354,10 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	g.end()
 	g.web.Close()
-	if g.inbound != nil {
-		g.inbound.Close()
+	for _, s := range []*inbound.Server{g.inbound, g.routed} {
+		if s != nil {
+			s.Close()
+		}
 	}
 	g.mu.Lock()
 	open := make([]*connection, 0, len(g.open))

@@ -18,7 +18,7 @@ func (p parting) Read([]byte) (int, error) { <-p.bye; return 0, io.EOF }
 
 func (p parting) Close() error { close(p.bye); <-p.read; return nil }
 
-// Who answers our goodbye has not left by itself, and stays accountable for a
+// A peer that answers our goodbye has not left by itself, and stays accountable for a
 // connection that was ended for what it said.
 func TestAnsweredGoodbyeIsNotLeaving(t *testing.T) {
 	t.Parallel()

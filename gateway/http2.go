@@ -171,7 +171,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 				panic(http.ErrAbortHandler) // the connection has ended meanwhile
 			}
 			defer open.work.Done()
-			// Whatever the sandbox has opened and left, few of its requests wait here.
+			// However many streams the sandbox has opened and left, few of its requests wait here.
 			ok, last := g.enterStream(id)
 			if last {
 				w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
 	"sallyport/internal/test/must"
@@ -385,7 +386,7 @@ func TestInboundDenied(t *testing.T) {
 	}
 	n.policy(allow)
 	n.env.mu.Lock()
-	n.appendTo = audit.ErrUnwritable
+	n.appendTo = auditlog.ErrUnwritable
 	n.env.mu.Unlock()
 	if r, _ := n.ask(t, request); r.StatusCode != 503 || n.wakes.Load() != 0 {
 		t.Errorf("without a record: %d, %d wakes", r.StatusCode, n.wakes.Load())
@@ -482,8 +483,7 @@ func TestInboundWebSocket(t *testing.T) {
 	}
 }
 
-// What goes on by an exposure ends with it, and by a policy that no longer allows
-// it.
+// A connection by an exposure ends with it, and by a policy that no longer allows it.
 func TestInboundRevoked(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*published){

@@ -11,7 +11,10 @@ import (
 	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/form"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
@@ -19,7 +22,7 @@ import (
 // injection is what a request leaves with.
 type injection struct {
 	used      []audit.CredentialUse
-	sentWith  []*credential.Use
+	sentWith  []*sent.Use
 	lost      map[string]int // values no longer looked for, by credential
 	transport http.RoundTripper
 	// certificate is shown in the TLS handshake, nil for none.
@@ -28,6 +31,7 @@ type injection struct {
 	said        string           // what the completion tells of them
 	signed      *bodies.Buffered // the body, where it had to be read to be signed
 	signer      string           // the credential that signed the request
+	signatures  []scrub.Value    // what it has left with
 	clock       string           // what the upstream's refusal says of this host's clock
 	unsigned    *http.Request    // as the sandbox sent it, where it has to be signed
 }
@@ -88,8 +92,10 @@ func (q *request) prepare(r *http.Request) error {
 		// sandbox has of its own are no more welcome for that.
 		q.strip(r)
 	}
-	if err := q.searchBody(r); err != nil {
-		return err
+	if q.unsigned == nil { // or it has been, before it was signed
+		if err := q.searchBody(r); err != nil {
+			return err
+		}
 	}
 	return q.findWay()
 }
@@ -156,7 +162,7 @@ func (q *request) putCredentials(r *http.Request) error {
 	if slices.ContainsFunc(q.grant.decision.Inject, func(i policy.Injection) bool { return i.Inject.Signs() }) {
 		q.unsigned = head(r)
 	}
-	kept := q.holding.carriers(r, q.grant.decision)
+	kept := q.placeholders.Keep(r, q.grant.decision)
 	q.strip(r)
 	askSearchable(r.Header)
 	return q.leaseCredentials(r, kept)
@@ -169,7 +175,7 @@ func (q *request) binding() credential.Binding {
 
 // leaseCredentials puts the credentials that the decision names into a request that has
 // none but the placeholders that were kept of it.
-func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
+func (q *request) leaseCredentials(r *http.Request, kept placeholder.Kept) error {
 	to := q.binding()
 	injections := slices.Clone(q.grant.decision.Inject)
 	slices.SortStableFunc(injections, func(a, b policy.Injection) int { return order(a) - order(b) })
@@ -177,11 +183,14 @@ func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
 	for _, i := range injections {
 		if i.Inject.Signs() && !replaced {
 			replaced = true
-			if err := q.holding.replaceHead(r, kept); err != nil {
+			if err := q.placeholders.ReplaceHead(r, kept); err != nil {
+				return err
+			}
+			if err := q.searchBody(r); err != nil {
 				return err
 			}
 		}
-		if i.Inject.Placeholder != nil && !q.holding.needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
+		if i.Inject.Placeholder != nil && !q.placeholders.Needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
 			continue
 		}
 		lease, err := q.gateway.broker.Lease(r.Context(), i.Credential, to)
@@ -201,17 +210,17 @@ func (q *request) leaseCredentials(r *http.Request, kept carriers) error {
 			q.certificate = c
 		}
 		if i.Inject.Signs() {
-			q.signer = lease.Name
+			q.signedWith(lease)
 		}
 		if err := q.expose(lease); err != nil {
 			return err
 		}
 		if i.Inject.Placeholder != nil {
-			q.holding.take(i, lease.Placeholder())
+			q.placeholders.Put(i, lease.Placeholder())
 		}
 	}
 	if !replaced {
-		if err := q.holding.replaceHead(r, kept); err != nil {
+		if err := q.placeholders.ReplaceHead(r, kept); err != nil {
 			return err
 		}
 	}

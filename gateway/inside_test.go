@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/inbound"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
@@ -34,8 +35,8 @@ func story(events []*audit.Event) (list []string) {
 	return list
 }
 
-// What listens on the loopback address alone is reached from inside, decided and
-// recorded before, as what listens on the sandbox's own address is, and told alike.
+// A server on the loopback address alone is reached from inside, decided and recorded before,
+// as one on the sandbox's own address is, and told alike.
 func TestInboundInside(t *testing.T) {
 	t.Parallel()
 	var told [2][]string
@@ -96,7 +97,7 @@ func TestInboundInsideIsDecidedBefore(t *testing.T) {
 	}
 	n.policy(allow)
 	n.env.mu.Lock()
-	n.appendTo = audit.ErrUnwritable
+	n.appendTo = auditlog.ErrUnwritable
 	n.env.mu.Unlock()
 	if r, _ := n.ask(t, request); r.StatusCode != 503 {
 		t.Errorf("without a record: %d", r.StatusCode)

@@ -104,7 +104,7 @@ func TestLimitsOnEveryWay(t *testing.T) {
 		if b := text(t, resp); b != "ok" {
 			t.Fatalf("%d %s", resp.StatusCode, b)
 		}
-		// What comes is broken off too.
+		// An answer that comes is broken off too.
 		resp = m.do(t, m.request(t, "GET", "/endless", nil))
 		n, err := io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
@@ -222,7 +222,7 @@ func TestLimitOfGRPC(t *testing.T) {
 	}
 }
 
-// What is under way counts until it is over.
+// A request under way counts until it is over.
 func TestLimitOfConcurrency(t *testing.T) {
 	t.Parallel()
 	w := newNetEnv(t)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -106,19 +105,7 @@ func TestObserveModeTunnels(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
-	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
-	defer echo.Close()
-	go func() {
-		for {
-			c, err := echo.Accept()
-			if err != nil {
-				return
-			}
-			go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
-		}
-	}()
-	l.hosts["db.example.test"] = echo.Addr().String()
+	l.hosts["db.example.test"] = echo(t, "")
 	to := l.name("db.example.test").String() + ":5432"
 	say := func() string {
 		c := l.raw(to)
@@ -215,25 +202,12 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 	}
 }
 
-// What was let through in observe mode does not outlast it: a tunnel that was
-// opened meanwhile ends when it does.
+// A tunnel that observe mode let through ends when it does.
 func TestObserveModeEndsWhatGoesOn(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
-	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	must.OK(t, err)
-	defer echo.Close()
-	go func() {
-		for {
-			c, err := echo.Accept()
-			if err != nil {
-				return
-			}
-			go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
-		}
-	}()
-	l.hosts["db.example.test"] = echo.Addr().String()
+	l.hosts["db.example.test"] = echo(t, "")
 	c := l.raw(l.name("db.example.test").String() + ":5432")
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))

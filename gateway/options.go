@@ -13,8 +13,9 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/inbound"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/wire"
 	"sallyport/policy"
@@ -114,7 +115,7 @@ type Options struct {
 	Approvals    Approvals // nil: requests that need approval are denied
 	// Keep keeps what answers are searched for over restarts. Default: it ends with the
 	// Gateway.
-	Keep credential.Keep
+	Keep sent.Keep
 	// Placeholders returns those that a sandbox may hold, nil for none. Default: no
 	// sandbox has any.
 	Placeholders func(sandboxID string) *placeholder.Set
@@ -130,6 +131,8 @@ type Options struct {
 	Waker    inbound.Waker
 	Dial     func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
 	Loopback inbound.Loopback
+	// Router is needed by ServeRouted, with Waker and Dial.
+	Router inbound.Router
 	// Budget counts the use of limits. Default: one of its own.
 	Budget *limit.Book
 	// Found is how many secrets may be found in answers of hosts that they were never sent

@@ -147,7 +147,7 @@ func TestRecordsTellNothing(t *testing.T) {
 			}
 		}
 		_ = c.Close()
-		// What is between a block's end and that of the last record in it.
+		// The bytes between a block's end and that of the last record in it.
 		end, kept := len(file), map[int]int{}
 		for _, size := range slices.Backward(wire.sizes) {
 			end -= size - recordOverhead

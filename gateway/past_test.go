@@ -11,19 +11,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/internal/recorded"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
-// What the log has of a decision is what it was made on: a policy can make each
-// again, or is told that it cannot.
+// The log has of a decision the input it was made on: a policy can make each again, or is told
+// that it cannot.
 func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	log, err := audit.Open(dir, audit.Options{})
+	log, err := auditlog.Open(dir, auditlog.Options{})
 	must.OK(t, err)
 	defer log.Close()
 	l := newEnv(t, func(o *gateway.Options) { o.Recorder = log })
@@ -96,7 +96,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 	var all []policy.Recorded
 	for deadline := time.Now().Add(10 * time.Second); len(all) < len(wanted) && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		all = nil
-		for r, err := range recorded.Read(t.Context(), dir, audit.Query{}) {
+		for r, err := range recorded.Read(t.Context(), dir, auditlog.Query{}) {
 			must.OK(t, err)
 			all = append(all, r)
 		}

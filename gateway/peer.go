@@ -9,7 +9,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/answer"
-	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/event"
 	"sallyport/gateway/form"
 	"sallyport/gateway/upstream"
@@ -26,7 +26,7 @@ type peer struct {
 	// nil: always.
 	valid func() bool
 	// secrets are what was sent to upstreams for the sandbox.
-	secrets *credential.SentSecrets
+	secrets *sent.Secrets
 }
 
 // unknownPeer is the peer of a connection whose sandbox or client is not known.

@@ -11,11 +11,12 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -234,8 +235,8 @@ func TestPlaceholdersAreReplaced(t *testing.T) {
 	})
 }
 
-// What is longer than its placeholder is not gathered: a body goes in chunks, and a head that
-// gets too large does not leave.
+// A body with a secret longer than its placeholder is not gathered: it goes in chunks, and a
+// head that gets too large does not leave.
 func TestLongSecrets(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0123456789", 2<<10)
@@ -383,7 +384,33 @@ func TestPlaceholdersDoNotLeave(t *testing.T) {
 	})
 }
 
-// What a client of the refusal address says is looked at too.
+// The bytes of a client of the refusal address are looked at too. A request whose approval
+// ended in a decision that does not put the credential is denied, although the one that asked
+// for the approval did.
+func TestPlaceholderAfterAnApproval(t *testing.T) {
+	t.Parallel()
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https", asking(newOperatorStore(t)), func(o *gateway.Options) {
+		o.Placeholders = func(string) *placeholder.Set { return heldSet }
+	})
+	m.credential("key", real)
+	var decided atomic.Int32
+	m.policy(func(in policy.Input) policy.Decision {
+		d := m.allow(in)
+		if in.Request != nil && decided.Add(1) == 1 {
+			d.Action, d.Approvals = policy.Approve, &policy.Approvals{}
+			d.Inject = []policy.Injection{{Credential: "key", Inject: policy.Inject{Placeholder: []string{"header:X-Note"}}}}
+		}
+		return d
+	})
+	arrived := m.receive(m.origin)
+	r := m.request(t, "POST", "/", strings.NewReader("body"))
+	r.Header.Set("X-Note", own.Text)
+	resp := m.do(t, r)
+	if answer := text(t, resp); resp.StatusCode != 403 || !strings.Contains(answer, "no rule puts the credential") || len(arrived()) != 0 || decided.Load() < 2 {
+		t.Errorf("%d %s, %d have arrived after %d decisions", resp.StatusCode, answer, len(arrived()), decided.Load())
+	}
+}
+
 func TestPlaceholderForARefusedName(t *testing.T) {
 	t.Parallel()
 	m := newPlaceholderEnv(t, "h1", "h1", real)

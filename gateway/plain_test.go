@@ -46,7 +46,7 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 				if body := text(t, resp); resp.StatusCode != 200 || resp.Proto != "HTTP/1.1" || body != "plain" || resp.Header.Get("Upgrade") != "" {
 					t.Errorf("%s %d %v %s", resp.Proto, resp.StatusCode, resp.Header, body)
 				}
-				// Who goes on as if it had been taken up is refused.
+				// A client that goes on as if it had been taken up is refused.
 				io.WriteString(c, http2.ClientPreface)
 				resp, err = http.ReadResponse(in, nil)
 				must.OK(t, err)

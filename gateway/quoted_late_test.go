@@ -53,8 +53,8 @@ func TestQuotedOnAnotherPort(t *testing.T) {
 	}
 }
 
-// What was asked when nothing had been injected is answered by the rules of now,
-// and what was passed unsearched before does not go on.
+// A request from before anything was injected is answered by the rules of now, and an answer
+// that was passed unsearched does not go on.
 func TestQuotedInWhatWasAskedBefore(t *testing.T) {
 	t.Parallel()
 	turned := func(text string) string { // a coding that nobody knows

@@ -18,6 +18,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -165,8 +166,8 @@ func TestQuotedSecret(t *testing.T) {
 				if want := 2 * len(quotes); found != want {
 					t.Errorf("%d answers are recorded to have held it, want %d", found, want)
 				}
-				// What one sandbox's requests were sent with is not looked for in
-				// another's answers.
+				// The secrets of one sandbox's requests are not looked for in another's
+				// answers.
 				dial := m.connect
 				if m.explicit {
 					dial = m.steer
@@ -181,8 +182,8 @@ func TestQuotedSecret(t *testing.T) {
 	}
 }
 
-// What is open already when a secret leaves for the first time is searched for
-// it from then on.
+// A connection that is open when a secret leaves for the first time is searched for it from
+// then on.
 func TestQuotedInWhatIsOpen(t *testing.T) {
 	t.Parallel()
 	packed := func(w io.Writer) (io.Writer, func()) {
@@ -297,7 +298,7 @@ func TestQuotedVersions(t *testing.T) {
 		return body
 	}
 	client := l.client()
-	const most = credential.MaxSent / 2 // versions: each has the token and the header's value
+	const most = sent.Max / 2 // versions: each has the token and the header's value
 	for n := range most {
 		if _, body := get(t, client, "https://api.example.test/"); body != strings.Repeat("*", len(version(1))) {
 			t.Fatalf("request %d: %s", n+1, body)
@@ -323,8 +324,8 @@ func TestQuotedVersions(t *testing.T) {
 	}
 }
 
-// What cannot be searched is refused from a destination that ever got a
-// credential of the sandbox's, and passed from any other.
+// An answer that cannot be searched is refused from a destination that ever got a credential
+// of the sandbox's, and passed from any other.
 func TestQuotedOutOfSight(t *testing.T) {
 	t.Parallel()
 	m := newVersionEnv(t, "transparent", "h1", "h1", "https")

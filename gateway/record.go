@@ -6,9 +6,11 @@ import (
 	"net/http"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/answer"
 	"sallyport/gateway/event"
 	"sallyport/gateway/form"
+	"sallyport/gateway/placeholder"
 	"sallyport/policy"
 )
 
@@ -19,7 +21,7 @@ func (q *request) record(r *http.Request, d policy.Decision) *answer.Answer {
 	e := q.event(r, d)
 	if err := g.recorder.Append(r.Context(), e); err != nil {
 		if gone := r.Context().Err(); gone != nil && errors.Is(err, gone) {
-			if !errors.Is(err, audit.ErrWithdrawn) {
+			if !errors.Is(err, auditlog.ErrWithdrawn) {
 				q.allowed, q.err = e, errClient // it may be in the log: say how it ended
 				q.recorded.Store(true)
 				if a := q.revoked(); a != nil {
@@ -83,7 +85,7 @@ func (g *Gateway) enqueue(e *audit.Event) {
 // enqueueDenial also reports an attempt to send a placeholder somewhere.
 func (g *Gateway) enqueueDenial(e *audit.Event) {
 	g.enqueue(e)
-	if e.Rule != nil && e.Rule.Name == PlaceholderRule && len(e.Unmapped.Sallyport.Found) > 0 {
+	if e.Rule != nil && e.Rule.Name == placeholder.Rule && len(e.Unmapped.Sallyport.Found) > 0 {
 		g.enqueue(Exfiltration(e))
 	}
 }

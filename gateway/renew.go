@@ -10,29 +10,29 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/placeholder"
 )
 
 // skew is how far this host's clock may be from an upstream's before an operator is told.
 const skew = 30 * time.Second
 
 // renewal is what it takes to send a request once more with other credentials, where an
-// upstream does not take one that was exchanged, or leased from Vault, and that its source
-// can give anew.
+// upstream does not take one that was kept, and that its source may give anew.
 type renewal struct {
 	leased []audit.CredentialUse // those that can be had anew
 	header http.Header           // of the request before the first of them
 	url    *url.URL
-	kept   carriers // of it
+	kept   placeholder.Kept // of it
 }
 
 // note keeps what a request was before a lease that can be had anew is put in.
-func (n *renewal) note(lease *credential.Lease, r *http.Request, kept carriers) {
-	if !lease.Expires() {
+func (n *renewal) note(lease *credential.Lease, r *http.Request, kept placeholder.Kept) {
+	if !lease.Cached() {
 		return
 	}
 	if n.leased == nil {
 		u := *r.URL
-		n.header, n.url, n.kept = r.Header.Clone(), &u, carriers{kept.header.Clone(), slices.Clone(kept.query)}
+		n.header, n.url, n.kept = r.Header.Clone(), &u, kept.Clone()
 	}
 	n.leased = append(n.leased, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
 }
@@ -109,11 +109,17 @@ func (q *request) repeated(r *http.Request, n renewal) *http.Request {
 	again.Header, again.URL = n.header, n.url
 	switch {
 	case r.Body == nil || r.Body == http.NoBody:
-	case q.form.body != nil && q.holding == nil: // placeholders in it are replaced as it leaves
-		if again.Body = q.form.body.Again(); again.Body == nil {
-			return nil
-		}
+		return again
+	case q.placeholders != nil: // placeholders in it are replaced as it leaves
+		return nil
+	case q.form.body != nil:
+		again.Body = q.form.body.Again()
+	case q.signed != nil:
+		again.Body = q.signed.Again()
 	default:
+		return nil
+	}
+	if again.Body == nil {
 		return nil
 	}
 	return again

@@ -14,7 +14,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -23,6 +23,13 @@ import (
 type issuer struct {
 	read    atomic.Int64
 	forever bool
+}
+
+// local is a source that is asked for each lease.
+type local struct{}
+
+func (local) Read(context.Context) (credential.Material, error) {
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret("short-lived-token-1")}, Version: "v1"}, nil
 }
 
 func (i *issuer) TTL() time.Duration { return time.Hour }
@@ -48,21 +55,24 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 		method, body string
 		buffered     bool
 		held         bool // the sandbox sends its placeholder
-		forever      bool
+		forever      bool // the token does not expire
+		local        bool
 		accepts      string // the token that is taken; empty: none
 		status       int
 		tokens       []string // that the upstream was shown
 		said         string
 	}{
-		"a method that is safe":       {method: "GET", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
-		"one that is idempotent":      {method: "DELETE", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
-		"with a body in memory":       {method: "PUT", body: `{"a":1}`, buffered: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
-		"with a body that has gone":   {method: "PUT", body: `{"a":1}`, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
-		"where a placeholder stood":   {method: "GET", held: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
-		"a method that does things":   {method: "POST", body: `{"a":1}`, buffered: true, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
-		"one that no token helps":     {method: "GET", status: 401, tokens: []string{"1", "2"}, said: "sent again"},
-		"a secret that has no end":    {method: "GET", forever: true, accepts: "2", status: 401, tokens: []string{"1"}},
-		"a token that is still taken": {method: "GET", accepts: "1", status: 200, tokens: []string{"1"}},
+		"a method that is safe":        {method: "GET", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"one that is idempotent":       {method: "DELETE", accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"with a body in memory":        {method: "PUT", body: `{"a":1}`, buffered: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"with a body that has gone":    {method: "PUT", body: `{"a":1}`, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"where a placeholder stood":    {method: "GET", held: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"with a body that is searched": {method: "PUT", body: `{"a":1}`, buffered: true, held: true, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"a method that does things":    {method: "POST", body: `{"a":1}`, buffered: true, accepts: "2", status: 401, tokens: []string{"1"}, said: "not one to repeat"},
+		"one that no token helps":      {method: "GET", status: 401, tokens: []string{"1", "2"}, said: "sent again"},
+		"a secret that has no end":     {method: "GET", forever: true, accepts: "2", status: 200, tokens: []string{"1", "2"}, said: "sent again"},
+		"one that is read each time":   {method: "GET", local: true, accepts: "2", status: 401, tokens: []string{"1"}},
+		"a token that is still taken":  {method: "GET", accepts: "1", status: 200, tokens: []string{"1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -88,6 +98,9 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 			l.policy(decide)
 			from := &issuer{forever: tt.forever}
 			l.secrets(map[string]credential.Source{"tokens": from})
+			if tt.local {
+				l.secrets(map[string]credential.Source{"tokens": local{}})
+			}
 			l.name("api.example.test")
 			shown := make(chan string, 9)
 			l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -134,7 +147,7 @@ func TestRefusedCredentialIsHadAnew(t *testing.T) {
 			if !slices.Equal(used, tt.tokens) {
 				t.Errorf("the completion has versions %v, want %v", used, tt.tokens)
 			}
-			if tt.status == 401 && !tt.forever {
+			if tt.status == 401 && !tt.local {
 				must.Soon(t, "another token", func() bool { return from.read.Load() == 2 })
 			}
 		})
@@ -151,7 +164,7 @@ func seq(c chan string) func(func(string) bool) {
 	}
 }
 
-// What a sandbox sends can have a destination refuse anything, but not flood the source.
+// A sandbox's requests can have a destination refuse anything, but not flood the source.
 func TestRefusalsDoNotFloodTheSource(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)

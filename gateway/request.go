@@ -11,6 +11,7 @@ import (
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/turn"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
@@ -29,14 +30,14 @@ type request struct {
 	streamed bool               // by HTTP/2
 	events   audit.Exchange
 
-	form      admitted     // admit
-	grant     grant        // decide
-	holding   *holding     // decide; nil where the sandbox has no placeholders
-	allowed   *audit.Event // record; nil until the request is allowed
-	injection              // inject
-	sent      requestBody  // send: from the sandbox
-	got       responseBody // scrub: from the upstream
-	out       responseWriter
+	form         admitted             // admit
+	grant        grant                // decide
+	placeholders *placeholder.Request // decide; nil where the sandbox has none
+	allowed      *audit.Event         // record; nil until the request is allowed
+	injection                         // inject
+	sent         requestBody          // send: from the sandbox
+	got          responseBody         // scrub: from the upstream
+	out          responseWriter
 	*arrival
 	alone arrival   // of a request that nothing was known about before
 	carry transport // the steps between admit and complete

@@ -18,8 +18,8 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/test/must"
 	"sallyport/policy"

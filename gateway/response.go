@@ -89,8 +89,8 @@ func (w *responseWriter) ReadFrom(src io.Reader) (int64, error) {
 	}
 }
 
-// more tells whether the next piece is there already. What is left of a coding
-// in chunks may be no more than its framing.
+// more tells whether the next piece is there already. The rest of a coding in chunks may be
+// no more than its framing.
 func (w *responseWriter) more(src io.Reader) bool {
 	b, ok := src.(*responseBody)
 	return ok && w.length >= 0 && !b.waiting()

@@ -130,8 +130,8 @@ func TestRevokedWebSocketOfAClientThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// What is under way in every form that a request has: a response that goes on
-// and on, a request whose body does, and one that has no answer yet.
+// Every form of a request that is under way: a response that goes on and on, a request whose
+// body does, and one that has no answer yet.
 func TestRevokedRequests(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, func(t *testing.T, m *versionEnv) {

@@ -12,24 +12,24 @@ import (
 	"testing"
 
 	"sallyport/gateway"
-	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 )
 
 // memoryKeep keeps what is searched for as long as the test.
 type memoryKeep struct {
 	mu     sync.Mutex
-	all    map[string]credential.Saved
+	all    map[string]sent.Saved
 	saves  int
 	broken error
 }
 
-func (k *memoryKeep) Load(_ context.Context, id string) (credential.Saved, error) {
+func (k *memoryKeep) Load(_ context.Context, id string) (sent.Saved, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.all[id], k.broken
 }
 
-func (k *memoryKeep) Save(_ context.Context, id string, more credential.Saved) error {
+func (k *memoryKeep) Save(_ context.Context, id string, more sent.Saved) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.broken != nil {
@@ -52,10 +52,10 @@ func (k *memoryKeep) fail(err error) {
 }
 
 // Answers are searched for what was sent before a restart, also for versions that the
-// credential has no more. What cannot be kept is not sent.
+// credential has no more. A secret that cannot be kept is not sent.
 func TestSecretsOfBeforeARestart(t *testing.T) {
 	t.Parallel()
-	k := &memoryKeep{all: map[string]credential.Saved{}}
+	k := &memoryKeep{all: map[string]sent.Saved{}}
 	start := func(secret string) *versionEnv {
 		m := newVersionEnv(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Keep = k })
 		m.credential("key", secret)

@@ -13,6 +13,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/form"
 )
 
@@ -84,12 +85,13 @@ type responseBody struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
-	host     string                  // that it comes from
-	of       *request                // that it answers
-	secrets  *credential.SentSecrets // of the sandbox
-	scrubber *scrub.Scrubber         // for all that the sandbox's requests were sent with
-	strict   bool                    // the host had been sent a credential before, or is by this request
-	err      error                   // but for io.EOF
+	host     string          // that it comes from
+	of       *request        // that it answers
+	secrets  *sent.Secrets   // of the sandbox
+	scrubber *scrub.Scrubber // for all that the sandbox's requests were sent with
+	own      *scrub.Scrubber // for this request's signatures, nil where it has none
+	strict   bool            // the host had been sent a credential before, or is by this request
+	err      error           // but for io.EOF
 	meter    *limitMeter
 	tokens   *tokenMeter   // nil where no tokens are counted
 	stall    time.Duration // the longest time between two reads of the sandbox
@@ -159,10 +161,16 @@ func (b *responseBody) scrub() error {
 		resp.Body = b.ReadCloser
 		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
 	}
+	var err error
 	if b.tokens == nil {
-		return b.scrubber.Pass(resp, b.hit, b.searched)
+		err = b.scrubber.Pass(resp, b.hit, b.searched)
+	} else {
+		err = b.scrubber.Open(resp, b.hit, func() bool { return !b.meter.lenient || b.searched() })
 	}
-	return b.scrubber.Open(resp, b.hit, func() bool { return !b.meter.lenient || b.searched() })
+	if err != nil || b.own == nil {
+		return err
+	}
+	return b.own.Response(resp, b.hit) // which is plain now
 }
 
 // searched says that nothing unsearched may pass, from now on: the host may have
@@ -181,7 +189,14 @@ func (b *responseBody) frames(resp *http.Response) error {
 		io.Reader
 		io.WriteCloser
 	}{b.scrubber.Frames(conn, b.hit, b.anew), conn}
-	return b.scrubber.Response(resp, b.hit)
+	if err := b.scrubber.Response(resp, b.hit); err != nil || b.own == nil {
+		return err
+	}
+	resp.Body = struct {
+		io.Reader
+		io.WriteCloser
+	}{b.own.Frames(resp.Body, b.hit, b.anew), conn}
+	return b.own.Response(resp, b.hit)
 }
 
 // expect has gone called when nothing has been read for as long: what is decoded

@@ -28,7 +28,7 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 		if over := q.grant.meter.err(); over != nil {
 			return nil, over
 		}
-		if found := q.holding.theft(); found != nil {
+		if found := q.placeholders.Stolen(); found != nil {
 			return nil, found
 		}
 		switch { // whatever error the upstream made of that
@@ -60,7 +60,7 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 			_ = resp.Body.Close()
 			return nil, errUpgrade
 		}
-		resp.Body = websocket.Upstream{ReadWriteCloser: q.searched(conn), End: &q.out.ended} // goproxy needs a body that can be written to
+		resp.Body = websocket.Upstream{ReadWriteCloser: q.searchMessages(conn), End: &q.out.ended} // goproxy needs a body that can be written to
 		return resp, nil
 	}
 	q.got.response = resp
@@ -97,6 +97,9 @@ func (q *request) inform(code int, h http.Header) {
 	form.DropHops(h, false)
 	q.tidy(h)
 	q.got.scrubber.Header(h, q.got.hit)
+	if q.got.own != nil {
+		q.got.own.Header(h, q.got.hit)
+	}
 	header := q.out.Header()
 	maps.Copy(header, h)
 	q.out.WriteHeader(code)

@@ -3,13 +3,14 @@ package gateway
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"sync/atomic"
 	"time"
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/placeholder"
 )
 
 // maxSigned bounds a body that is read into memory to be signed, in bytes. One that the
@@ -19,7 +20,20 @@ const maxSigned = 16 << 20
 // head is a request without its body, which keeps what r has now.
 func head(r *http.Request) *http.Request {
 	u := *r.URL
-	return &http.Request{Method: r.Method, URL: &u, Host: r.Host, Header: maps.Clone(r.Header)}
+	return &http.Request{Method: r.Method, URL: &u, Host: r.Host, Header: r.Header.Clone()}
+}
+
+// signedWith notes what a lease has signed the request with. The answer is searched for
+// that: a signature is good for some minutes, for anybody who can reach the upstream, and
+// servers repeat a presigned URL where they redirect to another place. Answers to other
+// requests are not searched for it.
+func (q *request) signedWith(lease *credential.Lease) {
+	q.signer = lease.Name
+	q.signatures = append(q.signatures, scrub.Value{Text: lease.Signature().Reveal(), Found: scrub.Found{Name: lease.Name}})
+	own := scrub.New(q.signatures)
+	q.informing.mu.Lock()
+	defer q.informing.mu.Unlock()
+	q.got.own = own
 }
 
 // signing is what a kind that signs r needs.
@@ -30,10 +44,7 @@ func (q *request) signing(r *http.Request) credential.Signing {
 			text, err := q.signedBody(r)
 			return bodies.Digest(text), err
 		},
-		Body: func() (string, error) {
-			text, err := q.signedBody(r)
-			return string(text), err
-		},
+		Body: func() ([]byte, error) { return q.signedBody(r) },
 	}
 }
 
@@ -51,7 +62,10 @@ func (q *request) signedBody(r *http.Request) ([]byte, error) {
 	}
 	q.signed = bodies.NewBuffered(q.gateway.bodies, q.identity.ID, new(atomic.Int64))
 	err := q.signed.Fill(r.Body, maxSigned)
+	found := new(placeholder.FoundError)
 	switch {
+	case errors.As(err, &found):
+		return nil, err
 	case errors.Is(err, bodies.ErrSandboxFull):
 		return nil, &credential.RequestError{Status: http.StatusTooManyRequests, Reason: err.Error()}
 	case errors.Is(err, bodies.ErrFull):

@@ -216,7 +216,7 @@ func TestSleepOfAWebSocket(t *testing.T) {
 		for range 2 {
 			s.echoes(t, "before")
 			m.gateway.Sleep(t.Context(), sandboxAddr)
-			// What the sandbox sent last may be answered while it sleeps.
+			// The sandbox's last bytes may be answered while it sleeps.
 			time.Sleep(20 * time.Millisecond)
 			m.gateway.Wake(sandboxAddr)
 			s.echoes(t, "after")

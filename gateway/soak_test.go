@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
@@ -48,7 +49,7 @@ type soak struct {
 	engine   *engine.Engine
 	policies []*engine.Policy
 	sources  map[string]credential.Source
-	log      *audit.Log
+	log      *auditlog.Log
 	dir      string // of the log
 
 	well, ill map[string]*origin // by version
@@ -85,7 +86,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 	s := &soak{dir: t.TempDir(), done: map[string]int{}, well: map[string]*origin{}, ill: map[string]*origin{}}
 	s.left.Store(soakMost)
 	var err error
-	if s.log, err = audit.Open(s.dir, audit.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
+	if s.log, err = auditlog.Open(s.dir, auditlog.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.log.Close() })
@@ -293,9 +294,9 @@ func (s *soak) open() string {
 	return strings.Join(list, ", ")
 }
 
-// TestSoak is traffic of every kind at once, good and bad on both sides, over a
-// policy that changes. What works has to work, no secret comes back, and when
-// it is over nothing is left of it but as many completions as decisions.
+// TestSoak is traffic of every kind at once, good and bad on both sides, over a policy that
+// changes. Good traffic has to work, no secret comes back, and when it is over nothing is left
+// of it but as many completions as decisions.
 func TestSoak(t *testing.T) {
 	long := soakFor
 	if d, err := time.ParseDuration(os.Getenv("SALLYPORT_SOAK")); err == nil {
@@ -348,14 +349,14 @@ func (s *soak) counts(t *testing.T) (decided, completed int) {
 	must.OK(t, s.log.Close())
 	open, told := map[string]*audit.Event{}, map[string]int{}
 	var early []*audit.Event
-	for e, err := range audit.Read(t.Context(), s.dir, audit.Query{}) {
+	for e, err := range auditlog.Read(t.Context(), s.dir, auditlog.Query{}) {
 		must.OK(t, err)
 		id := e.Metadata.CorrelationUID
 		switch {
 		case e.Unmapped.Sallyport.Kind == audit.KindCompletion:
 			completed++
 			if told[id]++; told[id] > 1 {
-				t.Errorf("completion %d of %s: %s", told[id], id, audit.Line(audit.Record{Decision: e}))
+				t.Errorf("completion %d of %s: %s", told[id], id, auditlog.Line(auditlog.Record{Decision: e}))
 			}
 			if open[id] == nil {
 				early = append(early, e)
@@ -370,13 +371,13 @@ func (s *soak) counts(t *testing.T) (decided, completed int) {
 	}
 	for i, e := range early {
 		if i < 5 {
-			t.Errorf("a completion without a decision: %s %+v", audit.Line(audit.Record{Decision: e}), e.Detail)
+			t.Errorf("a completion without a decision: %s %+v", auditlog.Line(auditlog.Record{Decision: e}), e.Detail)
 		}
 	}
 	n := 0
 	for _, e := range open {
 		if n++; n <= 5 {
-			t.Errorf("a decision without a completion: %s", audit.Line(audit.Record{Decision: e}))
+			t.Errorf("a decision without a completion: %s", auditlog.Line(auditlog.Record{Decision: e}))
 		}
 	}
 	if decided != completed || decided == 0 {

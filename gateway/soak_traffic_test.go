@@ -57,8 +57,8 @@ var scenarios = append(slices.Clone(honest), []scenario{
 
 var errStalePolicy = errors.New("the policy was loaded in between")
 
-// ask sends a request and reads all of the answer. What is read is searched for
-// the secret whatever becomes of it.
+// ask sends a request and reads all of the answer. The answer is searched for the secret
+// whatever becomes of it.
 func (v *inboundConn) ask(r *http.Request, c *http.Client) (*http.Response, []byte, error) {
 	resp, err := c.Do(r)
 	if err != nil {

@@ -16,9 +16,11 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/event"
 	"sallyport/gateway/form"
 	"sallyport/gateway/live"
@@ -124,7 +126,7 @@ type exchange struct {
 	meter    *limitMeter
 	allowed  *audit.Event
 	used     []audit.CredentialUse
-	sentWith []*credential.Use
+	sentWith []*sent.Use
 	lost     map[string]int
 	leased   leased
 	in, out  atomic.Int64
@@ -224,7 +226,7 @@ func (q *exchange) approve(ctx context.Context, d policy.Decision) (policy.Decis
 		if q.asked.Command != "" {
 			s.Target = q.asked.Command[:min(len(q.asked.Command), maxShown)]
 		}
-		// What is said on the channel is no part of the question, all of the command is.
+		// The bytes on the channel are no part of the question, all of the command is.
 		s.Body = bodies.Digest([]byte(q.asked.Command))
 		return s
 	}
@@ -271,7 +273,7 @@ func (q *exchange) record(ctx context.Context, d policy.Decision) (wire.Grant, e
 		return q, nil
 	}
 	if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
-		if !errors.Is(err, audit.ErrWithdrawn) {
+		if !errors.Is(err, auditlog.ErrWithdrawn) {
 			q.allowed = e // it may be in the log: say how it ended
 			q.recorded.Store(true)
 		}

@@ -1,12 +1,17 @@
 package gateway_test
 
 import (
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
+	"sallyport/gateway/tcp"
 	"sallyport/internal/test/must"
+	"sallyport/policy"
 )
 
 // steered is a listener like the datapath's: its connections report the
@@ -80,3 +85,30 @@ type addressed struct {
 
 func (c *addressed) LocalAddr() net.Addr  { return c.local }
 func (c *addressed) RemoteAddr() net.Addr { return c.remote }
+
+// A connection that has ended before it is taken is not read, though something of it is there
+// to read: the sandbox that has the address by now may be another.
+func TestEndedBeforeItIsTaken(t *testing.T) {
+	t.Parallel()
+	l := newEnv(t)
+	l.policy(allow)
+	to := netip.AddrPortFrom(l.name("api.example.test"), 80)
+	asked := make(chan struct{}, 1)
+	l.upstream("api.example.test", false, func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })
+	near, err := net.Dial("tcp", l.listener.Addr().String())
+	must.OK(t, err)
+	far, err := l.listener.Listener.Accept()
+	must.OK(t, err)
+	_, err = io.WriteString(near, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n")
+	must.OK(t, err)
+	must.OK(t, near.(*net.TCPConn).SetLinger(0))
+	must.OK(t, near.Close())
+	for tcp.Reset(far) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	must.OK(t, l.listener.adopt(far, sandboxAddr, to))
+	e := l.await(1)[0]
+	if len(asked) > 0 || e.Unmapped.Sallyport.Decision == string(policy.Allow) {
+		t.Errorf("asked %d times, and recorded %+v", len(asked), e)
+	}
+}

@@ -36,8 +36,8 @@ var targets = []struct {
 	{target: "/v1//x", decided: "/v1/x", sent: "/v1/x"},
 	{target: "/v1///x//", decided: "/v1/x/", sent: "/v1/x/"},
 
-	// Spellings of one path (RFC 3986, section 6.2.2): one leaves. What is reserved
-	// stays as it is: an encoded + is not a + to each server.
+	// Spellings of one path (RFC 3986, section 6.2.2): one leaves. A reserved character stays
+	// as it is: an encoded + is not a + to each server.
 	{target: "/%76%31/%7e", decided: "/v1/~", sent: "/v1/~"},
 	{target: "/v1/a%2fb", decided: "/v1/a%2Fb", sent: "/v1/a%2Fb"},
 	{target: "/v1/c%2b%2b+", decided: "/v1/c+++", sent: "/v1/c%2B%2B+"},

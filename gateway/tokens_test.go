@@ -136,7 +136,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 	}
 }
 
-// What is not reported, whatever the reason, is charged by its bytes.
+// An answer without a report, whatever the reason, is charged by its bytes.
 func TestTokensUnreported(t *testing.T) {
 	t.Parallel()
 	m := newVersionEnv(t, "transparent", "h1", "h1", "https")

@@ -67,13 +67,18 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 func (g *Gateway) transparent(conn net.Conn) {
 	if c := g.steered(conn); c != nil {
 		c.account = g.keepAccount(c)
-		g.follow(c)
+		if tcp.Reset(conn) == nil {
+			g.follow(c)
+		} else { // when its sandbox was looked up, it may have been the next with the address
+			g.metrics.aborted.Inc()
+			_ = c.Close()
+		}
 		c.account.end()
 	}
 }
 
 // steered finds out which sandbox dialled which destination. It returns nil where it has
-// dropped the connection. What it takes of the stack is not kept while a connection idles.
+// dropped the connection. The stack that it takes is not kept while a connection idles.
 //
 //go:noinline
 func (g *Gateway) steered(conn net.Conn) *connection {

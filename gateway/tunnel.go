@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/answer"
 	"sallyport/gateway/event"
 	"sallyport/gateway/live"
@@ -90,7 +91,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	e.Connection = event.TCP(event.Outbound)
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
-			if !errors.Is(err, audit.ErrWithdrawn) {
+			if !errors.Is(err, auditlog.ErrWithdrawn) {
 				c.recorded.Store(true)
 				g.enqueue(completion(x, audit.NetworkFail, t.outcome(errClosed))) // it may be in the log: say how it ended
 			}

@@ -127,8 +127,7 @@ func TestTunnelThatIsRefused(t *testing.T) {
 	}
 }
 
-// What is neither TLS nor HTTP goes by name, and only if a rule carries it
-// unread.
+// A protocol that is neither TLS nor HTTP goes by name, and only if a rule carries it unread.
 func TestOtherProtocols(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {

@@ -68,7 +68,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 	if first < 0 || first > 20 { // those that come at once are taken up in any order
 		t.Errorf("number %d was closed first, want one of the oldest", first)
 	}
-	// Who is known has no place among them: the first one's was enough for five.
+	// An authenticated client has no place among them: the first one's was enough for five.
 	time.Sleep(50 * time.Millisecond)
 	if n := len(gone); n > 1 {
 		t.Errorf("%d more were closed", n)

@@ -15,6 +15,7 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/check"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 )
 
 // deciding is a gateway that a real policy decides for: a rule for
@@ -27,7 +28,7 @@ func deciding(t *testing.T, timeout time.Duration, rego string) *env {
 		Egress: []policy.EgressRule{{Name: "api", Destination: "api.example.test"}},
 		Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(timeout))},
 	}
-	if f := check.Run(t.Context(), doc); len(f) > 0 && f[0].Severity == policy.Error {
+	if f := check.Run(t.Context(), doc); len(f) > 0 && f[0].Severity == finding.Error {
 		t.Fatal(f)
 	}
 	p, err := engine.Compile(t.Context(), doc, engine.Options{})

@@ -7,8 +7,8 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// What is refused for its head is told what is wrong with it and what to send
-// instead, whatever the status: 501 and 505 are no failures of the gateway's.
+// A request refused for its head is told what is wrong with it and what to send instead,
+// whatever the status: 501 and 505 are no failures of the gateway's.
 func TestRefusedHeadIsLegible(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

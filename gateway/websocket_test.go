@@ -144,8 +144,8 @@ func (s *stream) write(f func() error) error {
 
 var errRefused = errors.New("refused")
 
-// upgrade begins a WebSocket by either version of HTTP. What it returns is the
-// response to a refused one.
+// upgrade begins a WebSocket by either version of HTTP. It returns the response to a refused
+// one.
 func (m *versionEnv) upgrade(t *testing.T, path string, header ...field) (*socket, *http.Response, error) {
 	t.Helper()
 	host := fmt.Sprintf("%s:%d", m.origin.name, m.port)

@@ -120,29 +120,44 @@ func readAll(file *os.File, name string) ([]byte, error) {
 // expected. Folders on the way are made. All of the sandbox's users may write what is
 // made, and run what begins with "#!".
 func (f *Folder) Write(name string, data []byte, old Digest) error {
+	return f.within(name, f.parent, func(parent *os.File, base string) error {
+		if len(data) > MaxFile {
+			return ErrTooLarge
+		}
+		temporary := temporaryPrefix + rand.Text()
+		if err := create(parent, temporary, data); err != nil {
+			return cause(err)
+		}
+		f.write.Lock()
+		defer f.write.Unlock()
+		return exchange(parent, temporary, base, DigestOf(data), old)
+	})
+}
+
+// within calls do with the folder that a name is in, which open opens, and the name there,
+// and writes to disk what the folder has then.
+func (f *Folder) within(name string, open func(name string) (*os.File, error), do func(parent *os.File, base string) error) error {
 	name, err := local(name)
 	if err != nil {
 		return err
 	}
-	if len(data) > MaxFile {
-		return fmt.Errorf("%q: %w", name, ErrTooLarge)
-	}
-	parent, err := f.parent(name)
+	parent, err := open(name)
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, cause(err))
 	}
 	defer parent.Close()
-	base := path.Base(name)
-	temporary := temporaryPrefix + rand.Text()
-	if err := create(parent, temporary, data); err != nil {
-		return fmt.Errorf("%q: %w", name, cause(err))
+	if err = do(parent, path.Base(name)); err == nil {
+		err = parent.Sync()
 	}
-	f.write.Lock()
-	defer f.write.Unlock()
-	if err := exchange(parent, temporary, base, DigestOf(data), old); err != nil {
+	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
-	return parent.Sync()
+	return nil
+}
+
+// existing opens the folder that a name is in.
+func (f *Folder) existing(name string) (*os.File, error) {
+	return f.root.OpenFile(path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
 // temporaryPrefix begins the names of files that are being written.
@@ -263,35 +278,25 @@ func (f *Folder) Remove(name string) error {
 // RemoveFile removes a regular file of the digest. The error is [ErrChanged] if it has
 // other contents, also if the sandbox writes them meanwhile: they stay.
 func (f *Folder) RemoveFile(name string, old Digest) error {
-	name, err := local(name)
-	if err != nil {
-		return err
-	}
-	parent, err := f.root.OpenFile(path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return fmt.Errorf("%q: %w", name, cause(err))
-	}
-	defer parent.Close()
-	f.write.Lock()
-	defer f.write.Unlock()
-	at, base, temporary := int(parent.Fd()), path.Base(name), temporaryPrefix+rand.Text()
-	if err := matches(parent, base, old); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
-	}
-	if err := unix.Renameat2(at, base, at, temporary, unix.RENAME_NOREPLACE); err != nil {
-		return fmt.Errorf("%q: %w", name, errors.Join(ErrChanged, err))
-	}
-	if err := matches(parent, temporary, old); err != nil {
-		back := unix.Renameat2(at, temporary, at, base, unix.RENAME_NOREPLACE)
-		if back != nil {
-			back = unix.Renameat(at, temporary, at, base+".conflict-"+rand.Text())
+	return f.within(name, f.existing, func(parent *os.File, base string) error {
+		f.write.Lock()
+		defer f.write.Unlock()
+		at, temporary := int(parent.Fd()), temporaryPrefix+rand.Text()
+		if err := matches(parent, base, old); err != nil {
+			return err
 		}
-		return fmt.Errorf("%q: %w", name, errors.Join(ErrChanged, err, back))
-	}
-	if err := errors.Join(remove(parent, temporary), parent.Sync()); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
-	}
-	return nil
+		if err := unix.Renameat2(at, base, at, temporary, unix.RENAME_NOREPLACE); err != nil {
+			return errors.Join(ErrChanged, err)
+		}
+		if err := matches(parent, temporary, old); err != nil {
+			back := unix.Renameat2(at, temporary, at, base, unix.RENAME_NOREPLACE)
+			if back != nil {
+				back = unix.Renameat(at, temporary, at, base+".conflict-"+rand.Text())
+			}
+			return errors.Join(ErrChanged, err, back)
+		}
+		return remove(parent, temporary)
+	})
 }
 
 // Readlink returns what a link points to.
@@ -307,22 +312,12 @@ func (f *Folder) Readlink(name string) (string, error) {
 	return target, nil
 }
 
-// Symlink makes a link, in a place where nothing is. What it points to is the sandbox's
-// affair: the host follows it within the memory only.
+// Symlink makes a link, in a place where nothing is. Its target is the sandbox's affair:
+// the host follows it within the memory only.
 func (f *Folder) Symlink(target, name string) error {
-	name, err := local(name)
-	if err != nil {
-		return err
-	}
-	parent, err := f.parent(name)
-	if err != nil {
-		return fmt.Errorf("%q: %w", name, cause(err))
-	}
-	defer parent.Close()
-	if err := unix.Symlinkat(target, int(parent.Fd()), path.Base(name)); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
-	}
-	return parent.Sync()
+	return f.within(name, f.parent, func(parent *os.File, base string) error {
+		return unix.Symlinkat(target, int(parent.Fd()), base)
+	})
 }
 
 // Mkdir makes a folder and those on the way, and is content with one that exists.
@@ -340,19 +335,9 @@ func (f *Folder) Mkdir(name string) error {
 
 // Rmdir removes a folder that has nothing in it. The error is fs.ErrExist if it has.
 func (f *Folder) Rmdir(name string) error {
-	name, err := local(name)
-	if err != nil {
-		return err
-	}
-	parent, err := f.root.OpenFile(path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return fmt.Errorf("%q: %w", name, cause(err))
-	}
-	defer parent.Close()
-	if err := unix.Unlinkat(int(parent.Fd()), path.Base(name), unix.AT_REMOVEDIR); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
-	}
-	return parent.Sync()
+	return f.within(name, f.existing, func(parent *os.File, base string) error {
+		return unix.Unlinkat(int(parent.Fd()), base, unix.AT_REMOVEDIR)
+	})
 }
 
 // Chmod sets the permission bits of a file or folder.
@@ -377,7 +362,7 @@ func (f *Folder) Rename(from, to string) error {
 	if to, err = local(to); err != nil {
 		return err
 	}
-	src, err := f.root.OpenFile(path.Dir(from), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	src, err := f.existing(from)
 	if err != nil {
 		return fmt.Errorf("%q: %w", from, cause(err))
 	}

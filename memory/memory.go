@@ -9,7 +9,7 @@
 //
 // It does not promise that a name is fit for a terminal (use
 // terminal.Escape), that owner and mode of a file mean anything on the host,
-// or a limit to what the sandbox stores. Whoever runs inside may write to it: it
+// or a limit to what the sandbox stores. Anybody inside may write to it: it
 // begins open to all of the sandbox's users. The folder is kept from other users of
 // the host by the folder around it, which is the host's alone: the sandbox may
 // change the modes of its own.

@@ -18,11 +18,18 @@ type Credential struct {
 	// Example: {githubApp: {appID: "12345", installationID: "67890"}}
 	Exchange *Exchange `yaml:"exchange" json:",omitempty"`
 	// Grace is how long the secret is used on after its source was last asked with success
-	// and 30 seconds more (or what the source says), while the source cannot be reached. It
+	// and the time of cache more (or what the source says), while the source cannot be reached. It
 	// is never used past its own expiry, nor where the source refuses it. At most 24h.
 	// Default: 0, so that requests fail then.
 	// Example: 10m
 	Grace Duration `yaml:"grace" json:",omitzero"`
+	// Cache is how long a secret in a KV mount of Vault, or that a command prints, is used
+	// before its source is asked again. With 0s the source is asked for each request, and
+	// requests at the same time share an answer: each waits for it, and each reading is an
+	// event. At most 24h. Default: 30s. Whatever it is, an upstream that answers 401 has the
+	// source asked at once.
+	// Example: 0s
+	Cache *Duration `yaml:"cache" json:",omitempty"`
 	// AllowShort names fields of the secret that may be injected although they are
 	// shorter than 16 bytes, as a public part beside a token, or a PIN that a service
 	// gives. Such a request is else refused with 503: a short secret can be guessed,
@@ -31,6 +38,16 @@ type Credential struct {
 	// such name. Default: none.
 	// Example: [pin]
 	AllowShort []string `yaml:"allowShort"`
+	// Destinations are where the credential may go, written as in rules. A rule that sends it
+	// elsewhere is an error, so that the author of a rule cannot take it further than the
+	// keeper of the secret has meant. Default: where rules send it.
+	// Example: [api.openai.com, "*.openai.azure.com"]
+	Destinations []string `yaml:"destinations" json:",omitempty"`
+	// Kinds are the ways in which it may be given: keys of inject, and bearer for a rule that
+	// has no inject. A rule that gives it otherwise is an error, and such an answer of a team's
+	// Rego is denied. Default: any.
+	// Example: [bearer]
+	Kinds []string `yaml:"kinds" json:",omitempty"`
 	// Placeholder is what sandboxes hold in the secret's place, where a rule gives them
 	// the credential, for clients that insist on a key. Default: nothing.
 	// Example: {env: OPENAI_API_KEY, like: sk-proj-}
@@ -48,11 +65,11 @@ type CredentialSource struct {
 	Env string `yaml:"env" json:",omitempty"`
 	// File is a file, whose content without a final newline is the field token; or a folder
 	// with a file for each field, as Kubernetes mounts a secret. Nobody else can read the
-	// files (0600). What is in them is used from the next request on.
+	// files (0600). Their contents are used within a second.
 	// Example: /run/secrets/openai-api-key
 	File string `yaml:"file" json:",omitempty"`
 	// Command is a program and its arguments, run without a shell when a request needs the
-	// secret, and at most every 30 seconds. It prints one line, which is the field token, or an ExecCredential, as
+	// secret, and at most every 30 seconds (see cache). It prints one line, which is the field token, or an ExecCredential, as
 	// plugins of kubectl do, with the fields token, certificate and key. It is ended after 10 seconds.
 	// Example: [pass, show, openai-api-key]
 	Command []string `yaml:"command" json:",omitempty"`

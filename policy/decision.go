@@ -2,6 +2,8 @@ package policy
 
 import (
 	"time"
+
+	"sallyport/policy/finding"
 )
 
 // Action is what a decision says to do. The zero Action is deny.
@@ -47,7 +49,7 @@ type Decision struct {
 	// body and cannot, and says why: with the body it might be decided otherwise.
 	Unjudged error `json:"-"`
 	// Limits lists what bounds this, where it is allowed, tunnelled or to be
-	// approved. Whoever carries it counts.
+	// approved. The part of the program that carries it counts.
 	Limits []Applied
 	// Lenient says that limits are counted and not enforced, since the sandbox is
 	// in observe mode.
@@ -137,7 +139,7 @@ type Near struct {
 	RuleType    string
 	Action      Action
 	Destination string
-	Position    Position
+	Position    finding.Position
 	Failed      []string
 	// Wants says for each of Failed what the rule would have fitted.
 	Wants []string

@@ -9,7 +9,7 @@
 //
 // A policy is a document and a team's Rego, which joins the decision through the sets deny,
 // approve, allow, inject and limit of packages below sallyport.team. Precedence is deny, approve,
-// allow. What no rule allows is denied.
+// allow. A request that no rule allows is denied.
 package policy
 
 import (

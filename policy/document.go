@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sallyport/policy/finding"
 )
 
 // Document is the part of sallyport.yaml that decides: what may leave and
@@ -36,7 +38,8 @@ type Document struct {
 	Prices []Price `yaml:"prices" json:",omitempty"`
 	// Expose lists ports of sandboxes that requests from this host may be carried
 	// to, once an operator has exposed them and shown the token. Order does not
-	// matter: any deny wins. Default: none, so that nothing reaches a sandbox.
+	// matter: any deny wins. On Kubernetes, clients of pods.router need no exposure.
+	// Default: none, so that nothing reaches a sandbox.
 	// Example: [{name: previews, sandboxes: {tags: {team: web}}, ports: [8000]}]
 	Expose []ExposeRule `yaml:"expose" json:",omitempty"`
 	// Approvals says how requests wait for an operator, where a rule says
@@ -46,7 +49,7 @@ type Document struct {
 
 	// Positions says where each key was written, by its path in the document
 	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.
-	Positions map[string]Position `yaml:"-" json:"-"`
+	Positions map[string]finding.Position `yaml:"-" json:"-"`
 	// Elsewhere names credentials that something besides the document uses, so that
 	// nobody is warned that no rule does. It decides nothing.
 	Elsewhere []string `yaml:"-" json:"-"`
@@ -71,7 +74,7 @@ type EgressRule struct {
 	// Methods lists HTTP methods in upper case. Default: all.
 	// Example: [GET, HEAD]
 	Methods []string `yaml:"methods"`
-	// Paths lists globs over the normalised path (see NormalizePath): * within
+	// Paths lists globs over the normalised path (see urlpath.Normalize): * within
 	// a segment, ** across, %2F a slash, encoded or not. A request with encoded
 	// slashes is decided about in every reading of its path. Letter case matters,
 	// but for deny and approve: those are also about what differs in letter case, in a
@@ -81,7 +84,7 @@ type EgressRule struct {
 	// Example: ["/@scope%2F*"]
 	Paths []string `yaml:"paths"`
 	// RawPath sends the path as the client wrote it, in place of its one canonical
-	// spelling, for a destination that has the client sign what it wrote. What has doubled
+	// spelling, for a destination that has the client sign what it wrote. A path with doubled
 	// slashes is denied then. Default: false.
 	// Example: true
 	RawPath bool `yaml:"rawPath" json:",omitempty"`
@@ -96,7 +99,7 @@ type EgressRule struct {
 	Plain bool `yaml:"plain"`
 	// Action is allow (default), deny, tunnel (pass TLS or TCP through unread)
 	// or approve. A tunnel is read after all where another rule speaks about
-	// the same destination. What is neither TLS nor HTTP passes by tunnel, or by
+	// the same destination. A connection that is neither TLS nor HTTP passes by tunnel, or by
 	// an allow of an address or CIDR prefix that names ports other than 80 and
 	// 443 and no methods or paths; for a name it takes tunnel.
 	// Example: deny
@@ -115,7 +118,7 @@ type EgressRule struct {
 	// Example: 2026-12-01T00:00:00Z
 	Observe time.Time `yaml:"observe" json:",omitzero"`
 	// Body is what the rule has to see of a request's body, so that Rego can
-	// decide by it. What the rule matches otherwise and that has no such body is
+	// decide by it. A request that the rule matches otherwise and that has no such body is
 	// denied: none, a larger one, another content type, a content coding, JSON
 	// that readers do not take alike, a WebSocket. Default: bodies are not read.
 	// Example: {json: 64KiB}
@@ -151,9 +154,9 @@ type EgressAuthRule struct {
 	Inject    *Inject   `yaml:"inject"`
 	Sandboxes Selector  `yaml:"sandboxes"`
 	Upstream  *Upstream `yaml:"upstream"`
-	// Inherit lets forks use the credential too. What the rule allows is else
-	// denied to a sandbox that is a fork of another, whatever its tags: whoever
-	// forks a sandbox does not hand out what was entrusted to it. Default: false.
+	// Inherit lets forks use the credential too. A request that the rule allows is else denied
+	// to a sandbox that is a fork of another, whatever its tags: the fork of a sandbox does
+	// not hand out what was entrusted to it. Default: false.
 	// Example: true
 	Inherit bool `yaml:"inherit" json:",omitempty"`
 	// Cookies is pass where the sandbox may have the cookies that answers set, and send
@@ -245,8 +248,8 @@ type Source struct {
 	// They are asked in each phase: a set that looks at input.request says
 	// nothing before there is one, and an allow that does must also allow the
 	// phases dns and connect. An approve without a condition on input.phase is
-	// asked for at the connection already. What an egressAuth rule governs, no
-	// allow opens. A limit has the keys of Limit but sandboxes and destination,
+	// asked for at the connection already. No allow opens what an egressAuth rule governs. A
+	// limit has the keys of Limit but sandboxes and destination,
 	// whose place its condition takes, and is asked for what is allowed.
 	// Example: policy.d
 	Dir string `yaml:"dir"`
@@ -269,7 +272,7 @@ type Source struct {
 	// Example: {url: https://policy.example.com/sallyport.tar.gz, key: bundle.pem}
 	Bundle *BundleSource `yaml:"bundle" json:",omitempty"`
 
-	// Verified is what Bundle holds. Who takes it from where it is sets it, by
+	// Verified is what Bundle holds. The code that takes it from where it is sets it, by
 	// [ReadBundle]; without it a document with a Bundle cannot be compiled.
 	Verified *Bundle `yaml:"-" json:",omitempty"`
 }
@@ -306,7 +309,7 @@ func Tagged(want, got map[string]string) bool {
 }
 
 // Position finds the place of path, or of the nearest thing around it that has one.
-func (d Document) Position(path string) Position {
+func (d Document) Position(path string) finding.Position {
 	for path != "" {
 		if p, ok := d.Positions[path]; ok {
 			return p

@@ -210,7 +210,7 @@ type AzureExchange struct {
 // AWSExchange asks the Security Token Service for the keys of a role. The secret has
 // the fields accessKeyId and secretAccessKey, and sessionToken for keys that are short-lived
 // themselves; with webIdentity it is an identity token, in the field token or in its
-// only one. What comes of it has the fields accessKeyId, secretAccessKey and sessionToken.
+// only one. Its result has the fields accessKeyId, secretAccessKey and sessionToken.
 type AWSExchange struct {
 	// RoleARN is the role's.
 	// Example: arn:aws:iam::123456789012:role/agent

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// InjectKinds lists the keys of Inject, for messages.
-const InjectKinds = "header, basic, query, cookie, clientCertificate, aws, hmac, placeholder, tokenEndpoint, ssh, postgres and redis"
+// InjectKinds are the keys of Inject.
+var InjectKinds = []string{"header", "basic", "query", "cookie", "clientCertificate", "aws", "hmac", "placeholder", "tokenEndpoint", "ssh", "postgres", "redis"}
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {
@@ -61,6 +61,40 @@ type Inject struct {
 	// Example: {key: "{{ .key }}", sign: "{method}\n{path}\n{timestamp}\n{bodySha256}", headers: {X-Signature: "{signature}", X-Timestamp: "{timestamp}"}}
 	HMAC *HMACInject `yaml:"hmac" json:"hmac,omitempty"`
 }
+
+// Kind is the key that is set, or [Bearer].
+func (i Inject) Kind() string {
+	switch {
+	case i.Header != nil:
+		return "header"
+	case i.Basic != nil:
+		return "basic"
+	case i.Query != nil:
+		return "query"
+	case i.Cookie != nil:
+		return "cookie"
+	case i.ClientCertificate != nil:
+		return "clientCertificate"
+	case i.Placeholder != nil:
+		return "placeholder"
+	case i.TokenEndpoint:
+		return "tokenEndpoint"
+	case i.SSH != nil:
+		return "ssh"
+	case i.Postgres != nil:
+		return "postgres"
+	case i.Redis != nil:
+		return "redis"
+	case i.AWS != nil:
+		return "aws"
+	case i.HMAC != nil:
+		return "hmac"
+	}
+	return Bearer
+}
+
+// Bearer is the kind of the zero Inject: a bearer token in Authorization (RFC 6750).
+const Bearer = "bearer"
 
 // Signs tells whether each request is signed. That comes last, when the rest of it is as
 // it leaves.
@@ -125,7 +159,7 @@ type AWSInject struct {
 	Region string `yaml:"region" json:"region,omitempty"`
 }
 
-// What an HMACInject may say.
+// Words that an HMACInject may have.
 const (
 	SHA1   = "sha1"
 	SHA256 = "sha256"

@@ -56,8 +56,8 @@ const (
 	ProtocolForward Protocol = "forward" // a connection to a port of the sandbox
 )
 
-// IsOther tells whether p is neither TLS nor HTTP: other, or a kind of it. What carries or
-// denies other does so with each of its kinds, and Rego sees other in PhaseConnect.
+// IsOther tells whether p is neither TLS nor HTTP: other, or a kind of it. A rule that
+// carries or denies other does so with each of its kinds, and Rego sees other in PhaseConnect.
 func (p Protocol) IsOther() bool { return p == ProtocolOther || p.IsLogin() }
 
 // IsLogin tells whether the gateway can log in to servers of the protocol with a credential.
@@ -101,7 +101,7 @@ type Destination struct {
 type Request struct {
 	Method    string
 	Scheme    string // https or http, or the name of such a protocol
-	Path      string // as NormalizePath returns it, of perhaps several readings; anything else is denied
+	Path      string // as urlpath.Normalize returns it, of perhaps several readings; anything else is denied
 	QueryKeys []string
 	Headers   []string // canonical names
 	Size      int64    // Content-Length, -1 when unknown

@@ -48,7 +48,7 @@ type Limit struct {
 	// Example: 1000
 	Requests int64 `yaml:"requests" json:"requests,omitempty"`
 	// Bytes bounds what bodies, WebSockets and tunnels carry in a period, both ways
-	// together, as 1GiB. Heads are not counted. What goes beyond it is broken off.
+	// together, as 1GiB. Heads are not counted. A transfer that goes beyond it is broken off.
 	// Default: no bound.
 	// Example: 1GiB
 	Bytes Size `yaml:"bytes" json:"bytes,omitzero"`
@@ -61,7 +61,7 @@ type Limit struct {
 	// Example: 1000000
 	Tokens int64 `yaml:"tokens" json:"tokens,omitempty"`
 	// Cost is what these tokens may cost in a period, by the document's prices, as
-	// "5.00". What has no price there is denied. Default: no bound.
+	// "5.00". A model that has no price there is denied. Default: no bound.
 	// Example: "5.00"
 	Cost limit.Money `yaml:"cost" json:"cost,omitzero"`
 	// Concurrent is how many requests, WebSockets and tunnels are under way at a

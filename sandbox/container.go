@@ -53,8 +53,13 @@ type Endpoint struct {
 	Generation uint32 // unique and never reused: each start and each wake has its own
 	Address    netip.Addr
 	MAC        string
-	Offline    bool // only the host's own connections to its agent pass
+	Offline    bool // only the host's own connections to its agent and its ProbePorts pass
+	// ProbePorts are TCP ports that processes of the host's root may connect to.
+	ProbePorts ProbePorts
 }
+
+// ProbePorts are ports of a sandbox; 0 is none.
+type ProbePorts [16]uint16
 
 // Flow is a TCP connection of a sandbox's, by its two ends.
 type Flow struct {

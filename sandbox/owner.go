@@ -1,6 +1,9 @@
 package sandbox
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 type ownerKey struct{}
 
@@ -28,9 +31,9 @@ func (s Spec) Owned(owner string) bool { return owner == "" || s.Owner == owner 
 // TENANT/NAME for a tenant's sandbox.
 func (i Info) FullName() string { return FullName(i.Spec.Owner, i.Name) }
 
-// FullName joins an owner, which may be "", and a name.
+// FullName joins an owner, which may be "", and a name. A pod's name has its owner in it.
 func FullName(owner, name string) string {
-	if owner == "" {
+	if owner == "" || strings.HasPrefix(name, owner+"/") {
 		return name
 	}
 	return owner + "/" + name

@@ -62,6 +62,9 @@ type Info struct {
 	ImageDigest string `json:"imageDigest,omitempty"`
 	// Placeholders are what its processes may hold in the place of credentials.
 	Placeholders []Placeholder `json:"placeholders,omitempty"`
+	// Pod is the pod that it is, on a node of Kubernetes; its name is NAMESPACE/NAME there,
+	// and its owner the namespace.
+	Pod *Pod `json:"pod,omitempty"`
 	// Capped says why its disk takes no more for now, and why it cannot hibernate.
 	Capped string `json:"capped,omitempty"`
 }
@@ -89,6 +92,12 @@ type Placeholder struct {
 	Of string `json:"of"`
 }
 
+// Pod names a pod of Kubernetes.
+type Pod struct {
+	Name string `json:"name"` // in the namespace that is the sandbox's owner
+	UID  string `json:"uid"`
+}
+
 // Lineage says what a fork was made of.
 type Lineage struct {
 	Root     string `json:"root"`               // ID of the sandbox at the beginning of the chain
@@ -105,6 +114,9 @@ const (
 	TagFork    = TagPrefix + "fork"    // "true"
 	TagLineage = TagPrefix + "lineage" // Lineage.Root
 	TagParent  = TagPrefix + "parent"  // Lineage.Parent
+
+	TagNamespace = TagPrefix + "namespace" // of a pod
+	TagPod       = TagPrefix + "pod"       // its name
 )
 
 // Tags returns all tags of a sandbox: those of its Spec and those of its lineage.

@@ -3,11 +3,11 @@ package encoding
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Severities of CEF go from 0 to 10.
@@ -23,7 +23,7 @@ var cefNames = map[audit.Class]string{
 
 // cef has the record in ArcSight's Common Event Format, version 0. The keys are those of
 // its dictionary; the last, rawEvent, is the record as it is stored.
-func (o Origin) cef(r audit.Entry) ([]byte, error) {
+func (o Origin) cef(r auditlog.Entry) ([]byte, error) {
 	e, x := shown(r.Event), &r.Event.Unmapped.Sallyport
 	var b strings.Builder
 	b.WriteString("CEF:0")
@@ -58,7 +58,8 @@ func (o Origin) cef(r audit.Entry) ([]byte, error) {
 		ext.labelled("cs4", "policyRevision", e.Policy.Version)
 	}
 	ext.labelled("cs5", "credentials", credentials(x))
-	ext.text("deviceExternalId", o.Log)
+	ext.text("dvchost", x.Node)
+	ext.text("deviceExternalId", o.Log) // logOf wants the next key to follow
 	ext.labelled("cs6", "leafHash", leaf(r.JSON))
 	if e.HTTPResponse != nil {
 		ext.labelled("cn1", "httpStatus", nonzero(int64(e.HTTPResponse.Code)))
@@ -85,11 +86,7 @@ func message(e *audit.Event) string {
 func credentials(x *audit.Extension) string {
 	var names []string
 	for _, u := range x.Credentials {
-		name := u.Name
-		if u.Version != "" {
-			name += "@" + u.Version
-		}
-		names = append(names, name)
+		names = append(names, u.String())
 	}
 	return strings.Join(names, ",")
 }
@@ -172,7 +169,7 @@ func (b *cefExtension) connection(e *audit.Event) {
 	app := e.Unmapped.Sallyport.Protocol
 	if q := e.HTTPRequest; q != nil && q.URL != nil {
 		app = q.URL.Scheme
-		b.text("request", address(q.URL))
+		b.text("request", q.URL.String())
 	}
 	b.text("app", app)
 	b.text("requestMethod", e.Method())
@@ -184,21 +181,6 @@ func (b *cefExtension) connection(e *audit.Event) {
 		b.text("in", strconv.FormatInt(in, 10))
 		b.text("out", strconv.FormatInt(out, 10))
 	}
-}
-
-// address is a URL, whose query no record has.
-func address(u *audit.URL) string {
-	host := u.Hostname
-	switch {
-	case u.Port != 0 && u.Port != map[string]int{"https": 443, "http": 80}[u.Scheme]:
-		host = net.JoinHostPort(host, strconv.Itoa(u.Port))
-	case strings.Contains(host, ":"):
-		host = "[" + host + "]"
-	}
-	if u.Scheme == "" {
-		return host + u.Path
-	}
-	return u.Scheme + "://" + host + u.Path
 }
 
 // A header's fields end at a bar, and have one line. An extension's value ends where

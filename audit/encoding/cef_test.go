@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/encoding"
 	"sallyport/internal/test/stories"
 )
@@ -67,7 +68,7 @@ var (
 
 // dictionary are the keys of ArcSight's that are used, with the form of their values.
 var dictionary = map[string]string{
-	"act": "", "app": "", "cat": "", "cnt": "n", "deviceDirection": "n", "deviceExternalId": "", "dhost": "", "dmac": "", "dpt": "n", "dst": "",
+	"act": "", "app": "", "cat": "", "cnt": "n", "deviceDirection": "n", "deviceExternalId": "", "dvchost": "", "dhost": "", "dmac": "", "dpt": "n", "dst": "",
 	"end": "n", "externalId": "", "in": "n", "msg": "", "out": "n", "outcome": "", "proto": "", "rawEvent": "", "reason": "", "request": "",
 	"requestMethod": "", "rt": "n", "shost": "", "smac": "", "sproc": "", "spt": "n", "src": "", "start": "n", "suid": "", "suser": "",
 	"cs1": "", "cs2": "", "cs3": "", "cs4": "", "cs5": "", "cs6": "", "cn1": "n", "cn2": "n", "cn3": "n", "flexString1": "", "flexString2": "",
@@ -75,7 +76,7 @@ var dictionary = map[string]string{
 
 var digits = regexp.MustCompile(`^-?[0-9]+$`)
 
-func checkCEF(t testing.TB, r audit.Entry, line string) (header []string, ext map[string]string) {
+func checkCEF(t testing.TB, r auditlog.Entry, line string) (header []string, ext map[string]string) {
 	t.Helper()
 	header, ext = parseCEF(t, line)
 	for key, value := range ext {

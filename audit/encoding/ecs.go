@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // ecsVersion is the version of the Elastic Common Schema whose field names are used. All
@@ -18,7 +19,7 @@ const ecsVersion = "9.3.0"
 
 // ecs has the record in the fields of the Elastic Common Schema, in event.original as it
 // is stored, and what the schema has no field for below sallyport.
-func (o Origin) ecs(r audit.Entry) ([]byte, error) {
+func (o Origin) ecs(r auditlog.Entry) ([]byte, error) {
 	e, x := shown(r.Event), &r.Event.Unmapped.Sallyport
 	d := document{}
 	d.set("@timestamp", timestamp(e.Time))
@@ -32,6 +33,11 @@ func (o Origin) ecs(r audit.Entry) ([]byte, error) {
 	put(d, "observer.version", e.Metadata.Product.Version)
 	d.set("observer.type", "proxy")
 	put(d, "organization.id", x.Owner)
+	put(d, "host.name", x.Node)
+	put(d, "orchestrator.cluster.name", x.Cluster)
+	if x.Node != "" {
+		d.set("orchestrator.type", "kubernetes")
+	}
 	d.endpoint("source", e.Source)
 	d.endpoint("destination", e.Destination)
 	d.list("related.hosts", hosts(e.Source, e.Destination)...)
@@ -285,7 +291,7 @@ func convert(to, from any) error {
 	return json.Unmarshal(b, to)
 }
 
-// document is a tree of fields. What is empty is left out.
+// document is a tree of fields. Empty fields are left out.
 type document map[string]any
 
 // put sets the field of a path, such as source.ip, unless the value is empty.

@@ -4,6 +4,8 @@
 // export can be encoded again from what it says the record was, and compared. Each holds
 // the record whole: the encoding of the log itself as it is stored, the others as text in
 // one of their fields. No value is left out of it or made up.
+//
+// To add an encoding: an [Encoder], and its name in encoders and [Names].
 package encoding
 
 import (
@@ -14,10 +16,11 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Encoder encodes a record, without a newline.
-type Encoder func(audit.Entry) ([]byte, error)
+type Encoder func(auditlog.Entry) ([]byte, error)
 
 // Origin says which log a record is from, and by which key the log's checkpoints are
 // signed. Empty fields are left out.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 )
 
@@ -22,7 +23,7 @@ const fieldsPage = "../../docs/reference/audit-fields.md"
 var aside = []string{"event.original", "event.hash", "rawEvent", "cs6", "raw_data", "unmapped.leaf_hash"}
 
 // flat is an encoded record as a list of fields with their values.
-func flat(t *testing.T, name string, r audit.Entry) map[string]string {
+func flat(t *testing.T, name string, r auditlog.Entry) map[string]string {
 	t.Helper()
 	line := encode(t, name, r)
 	all := map[string]string{}

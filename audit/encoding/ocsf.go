@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // The stored form has these in addition when it is sent: the record's leaf hash, and the
@@ -47,7 +48,7 @@ func (o Origin) attest(line []byte) ([]byte, error) {
 // stored is the record as the log has it, with the hash that it has in the log's tree. A
 // line that cannot be told from that, as one that is not in canonical form (RFC 8785)
 // because an older Sallyport wrote it, is in raw_data too.
-func (o Origin) stored(r audit.Entry) ([]byte, error) {
+func (o Origin) stored(r auditlog.Entry) ([]byte, error) {
 	all, err := members(r.JSON)
 	if err != nil {
 		return nil, fmt.Errorf("record %d: %w", r.Number, err)
@@ -188,9 +189,9 @@ type mappedUnmapped struct {
 }
 
 // mapped leaves out what an older version has no attribute for, and has the record in
-// raw_data. What is left out is in unmapped.sallyport too.
+// raw_data. Fields that are left out are in unmapped.sallyport too.
 func (o Origin) mapped(to older) Encoder {
-	return func(r audit.Entry) ([]byte, error) {
+	return func(r auditlog.Entry) ([]byte, error) {
 		x := exported{
 			Event: *r.Event, RawData: string(r.JSON),
 			Unmapped: mappedUnmapped{leaf(r.JSON), o.Log, r.Event.Unmapped.Sallyport},

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/encoding"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/ocsf"
@@ -28,7 +29,7 @@ var update = flag.Bool("update", false, "write the golden files")
 var origin = encoding.Origin{Log: "sallyport/0192f0c1", Key: "sallyport/0192f0c1+a1b2c3d4"}
 
 // entry is an event as the log has it under a number.
-func entry(t testing.TB, e *audit.Event, number uint64) audit.Entry {
+func entry(t testing.TB, e *audit.Event, number uint64) auditlog.Entry {
 	t.Helper()
 	own := *e
 	own.Metadata.Sequence = number
@@ -36,10 +37,10 @@ func entry(t testing.TB, e *audit.Event, number uint64) audit.Entry {
 	must.OK(t, err)
 	v := jsontext.Value(b)
 	must.OK(t, v.Canonicalize())
-	return audit.Entry{Number: number, JSON: v, Event: &own}
+	return auditlog.Entry{Number: number, JSON: v, Event: &own}
 }
 
-func encode(t testing.TB, name string, r audit.Entry) []byte {
+func encode(t testing.TB, name string, r auditlog.Entry) []byte {
 	t.Helper()
 	e, err := encoding.ByName(name, origin)
 	must.OK(t, err)
@@ -104,7 +105,7 @@ func TestSchema(t *testing.T) {
 // TestStored: what was stored is found again in what was sent, also once a receiver has
 // formatted it, and its hash is the leaf's.
 func TestStored(t *testing.T) {
-	check := func(t *testing.T, r audit.Entry, sent []byte) {
+	check := func(t *testing.T, r auditlog.Entry, sent []byte) {
 		t.Helper()
 		line, hash, err := encoding.Stored(sent)
 		if err != nil || !bytes.Equal(line, r.JSON) {
@@ -132,7 +133,7 @@ func TestStored(t *testing.T) {
 		line := []byte(`{"metadata":{"version":"1.5.0","uid":"a","sequence":1},"time":1,"message":"\u2028"}`)
 		e := new(audit.Event)
 		must.OK(t, json.Unmarshal(line, e))
-		r := audit.Entry{Number: 1, JSON: line, Event: e}
+		r := auditlog.Entry{Number: 1, JSON: line, Event: e}
 		check(t, r, encode(t, "ocsf", r))
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 var errNoRecord = errors.New("it holds no record")
@@ -51,7 +52,7 @@ func Original(encoded []byte) (line []byte, err error) {
 	if err != nil {
 		return line, err
 	}
-	again, err := encode(audit.Entry{Number: e.Metadata.Sequence, JSON: line, Event: e})
+	again, err := encode(auditlog.Entry{Number: e.Metadata.Sequence, JSON: line, Event: e})
 	if err != nil {
 		return line, err
 	}

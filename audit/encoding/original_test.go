@@ -59,7 +59,7 @@ func TestOriginalFindsChanges(t *testing.T) {
 				changed[i] ^= 1
 				line, err := encoding.Original(changed)
 				var differs *encoding.DiffersError
-				// What is no longer a record, or another record, is found by its hash.
+				// A line that is no longer a record, or another record, is found by its hash.
 				if err == nil && bytes.Equal(line, r.JSON) {
 					t.Errorf("byte %d, %q: not told", i, around(sent, i))
 				}

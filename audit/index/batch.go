@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // maxBatch is how many events a transaction has.
@@ -37,7 +38,7 @@ type closing struct {
 }
 
 type found struct {
-	*audit.DamageError
+	*auditlog.DamageError
 	number uint64 // of the event after it
 }
 
@@ -50,7 +51,7 @@ func opens(e *audit.Event) bool {
 	return e.Unmapped.Sallyport.Kind == audit.KindDecision && e.Action == audit.ActionAllowed
 }
 
-func (b *batch) add(e audit.Entry) {
+func (b *batch) add(e auditlog.Entry) {
 	r := row{number: e.Number, at: e.Offset, terms: strings.Join(terms(e.Event), " ")}
 	switch id := e.Event.Metadata.CorrelationUID; {
 	case opens(e.Event):

@@ -7,8 +7,8 @@
 // the log, and compared with the query once more.
 //
 // [Search] promises the same events, in the same order, as from the log alone
-// ([Scan]), however old the index is or whether there is one. What the index does not
-// have yet is read from the log. An index that is damaged in a way that SQLite does not
+// ([Scan]), however old the index is or whether there is one. Records that the index does
+// not have yet are read from the log. An index that is damaged in a way that SQLite does not
 // notice can hide events, and never invent or change one; Scan needs no index.
 //
 // [Follow] keeps an index current. It looks at the log every two seconds, rests as long as
@@ -26,7 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Index is an index that is written. It is not safe for concurrent use.
@@ -46,7 +46,7 @@ type span struct {
 
 // Open opens the index at path of the log in dir, and makes it anew if it does not fit.
 func Open(ctx context.Context, dir, path string) (*Index, error) {
-	log, err := audit.OpenPicker(dir)
+	log, err := auditlog.OpenPicker(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (x *Index) Close() error { return x.db.Close() }
 // the time that it took. The error wraps what Open would find: that the index does not
 // fit the log any more.
 func (x *Index) Update(ctx context.Context, rest func(time.Duration)) error {
-	log, err := audit.OpenPicker(x.dir)
+	log, err := auditlog.OpenPicker(x.dir)
 	if err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func (x *Index) Update(ctx context.Context, rest func(time.Duration)) error {
 	}
 	began := time.Now()
 	b := x.batch()
-	for e, err := range audit.Entries(ctx, x.dir, audit.Query{From: x.last + 1}) {
-		var damage *audit.DamageError
+	for e, err := range auditlog.Entries(ctx, x.dir, auditlog.Query{From: x.last + 1}) {
+		var damage *auditlog.DamageError
 		switch {
 		case errors.As(err, &damage):
 			b.damage = append(b.damage, found{damage, b.last + 1})
@@ -121,24 +121,8 @@ func (x *Index) Update(ctx context.Context, rest func(time.Duration)) error {
 }
 
 // Last is the number up to which the log in dir is in the index at path, 0 for no index.
-func Last(ctx context.Context, dir, path string) uint64 {
-	if _, err := os.Stat(path); err != nil {
-		return 0
-	}
-	log, err := audit.OpenPicker(dir)
-	if err != nil {
-		return 0
-	}
-	defer log.Close()
-	db, err := connect(path, "ro")
-	if err != nil {
-		return 0
-	}
-	defer db.Close()
-	last, err := through(ctx, db, log)
-	if err != nil {
-		return 0
-	}
+func Last(ctx context.Context, dir, path string) (last uint64) {
+	_ = reading(ctx, dir, path, func(_ *sql.DB, _ *auditlog.Picker, n uint64) error { last = n; return nil })
 	return last
 }
 
@@ -154,8 +138,8 @@ const minFree = 1 << 30
 
 var errRoom = errors.New("too little of the disk is free")
 
-// Follow keeps the index at path of the log in dir current until ctx is done. What fails
-// is logged once, and tried again. It returns nil.
+// Follow keeps the index at path of the log in dir current until ctx is done. A failure is
+// logged once, and the work tried again. It returns nil.
 func Follow(ctx context.Context, dir, path string, log *slog.Logger) error {
 	f := follower{dir: dir, path: path}
 	defer f.close()
@@ -184,10 +168,8 @@ func Follow(ctx context.Context, dir, path string, log *slog.Logger) error {
 }
 
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
@@ -203,7 +185,7 @@ type follower struct {
 
 // look indexes what is new.
 func (f *follower) look(ctx context.Context) error {
-	file, at, err := audit.Written(f.dir)
+	file, at, err := auditlog.Written(f.dir)
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
 	"sallyport/internal/test/must"
 )
@@ -110,7 +111,7 @@ func (g *traffic) next() (events []*audit.Event) {
 // write appends about n events to the log in dir.
 func (g *traffic) write(t testing.TB, dir string, n int) {
 	t.Helper()
-	l, err := audit.Open(dir, audit.Options{SegmentSize: max(64<<10, int64(n)*60)})
+	l, err := auditlog.Open(dir, auditlog.Options{SegmentSize: max(64<<10, int64(n)*60)})
 	must.OK(t, err)
 	defer l.Close()
 	for n > 0 {
@@ -135,7 +136,7 @@ func update(t testing.TB, dir, path string) {
 func answer(t testing.TB, dir, path string, q index.Query) (all, damaged []string) {
 	t.Helper()
 	for e, err := range index.Search(context.Background(), dir, path, q) {
-		var damage *audit.DamageError
+		var damage *auditlog.DamageError
 		switch {
 		case errors.As(err, &damage):
 			damaged = append(damaged, damage.Error())
@@ -220,7 +221,7 @@ func TestSearchIsScan(t *testing.T) {
 	same(t, "behind again", dir, path)
 }
 
-// What the log has lost is told of with an index too.
+// Records that the log has lost are told of with an index too.
 func TestDamage(t *testing.T) {
 	dir, path := filepath.Join(t.TempDir(), "audit"), filepath.Join(t.TempDir(), "audit.db")
 	newTraffic(2).write(t, dir, 1500)
@@ -252,7 +253,7 @@ func TestMuchDamage(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	most := uint64(0)
 	for _, err := range index.Search(t.Context(), dir, path, index.Query{Sandbox: "box-1"}) {
-		var damage *audit.DamageError
+		var damage *auditlog.DamageError
 		if !errors.As(err, &damage) {
 			continue
 		}
@@ -381,7 +382,7 @@ func size(t testing.TB, path string) (n int64) {
 // they may.
 func TestHostileText(t *testing.T) {
 	dir, path := filepath.Join(t.TempDir(), "audit"), filepath.Join(t.TempDir(), "audit.db")
-	l, err := audit.Open(dir, audit.Options{})
+	l, err := auditlog.Open(dir, auditlog.Options{})
 	must.OK(t, err)
 	texts := []string{`a" OR "b`, "x\x00y", "\xff\xfe", "*", strings.Repeat("ä", 500), strings.Repeat("word ", 5000) + "beyond", "§s626f78", "NEAR(one two)", "İstanbul K"}
 	for _, text := range texts {

@@ -2,27 +2,27 @@ package index
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"database/sql"
 	"errors"
 	"iter"
-	"os"
+	"slices"
 	"strings"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Scan yields the events that a query selects of the log in dir, in order, without an
-// index. Errors are those of [audit.Read].
-func Scan(ctx context.Context, dir string, q Query) iter.Seq2[audit.Entry, error] {
+// index. Errors are those of [auditlog.Read].
+func Scan(ctx context.Context, dir string, q Query) iter.Seq2[auditlog.Entry, error] {
 	return Search(ctx, dir, "", q)
 }
 
 // Search is Scan by the index at path, and by the log for what that does not have. It
 // needs nothing that writes either.
-func Search(ctx context.Context, dir, path string, q Query) iter.Seq2[audit.Entry, error] {
-	return func(yield func(audit.Entry, error) bool) {
+func Search(ctx context.Context, dir, path string, q Query) iter.Seq2[auditlog.Entry, error] {
+	return func(yield func(auditlog.Entry, error) bool) {
 		s := &search{ctx: ctx, dir: dir, selection: q.selection(), yield: yield, next: max(q.From, 1), open: map[string]bool{}}
 		if path != "" {
 			// An index that is not there, not whole or not of this log is none.
@@ -37,7 +37,7 @@ type search struct {
 	ctx context.Context
 	dir string
 	selection
-	yield   func(audit.Entry, error) bool
+	yield   func(auditlog.Entry, error) bool
 	next    uint64
 	open    map[string]bool // decisions that were yielded and wait for their completion, by ID
 	stopped bool
@@ -53,9 +53,9 @@ func (s *search) log() {
 	if s.over() {
 		return
 	}
-	for e, err := range audit.Entries(s.ctx, s.dir, audit.Query{From: s.next}) {
+	for e, err := range auditlog.Entries(s.ctx, s.dir, auditlog.Query{From: s.next}) {
 		if err != nil {
-			s.stopped = !s.yield(audit.Entry{}, err)
+			s.stopped = !s.yield(auditlog.Entry{}, err)
 		} else {
 			s.take(e)
 		}
@@ -66,7 +66,7 @@ func (s *search) log() {
 }
 
 // take yields an entry if it is selected.
-func (s *search) take(e audit.Entry) {
+func (s *search) take(e auditlog.Entry) {
 	s.next = e.Number + 1
 	wanted := s.wants(e.Event)
 	switch id := e.Event.Metadata.CorrelationUID; {
@@ -90,20 +90,6 @@ type place struct {
 	at     int64
 }
 
-// places are in the order of a heap.
-type places []place
-
-func (p places) Len() int           { return len(p) }
-func (p places) Less(i, j int) bool { return p[i].number < p[j].number }
-func (p places) Swap(i, j int)      { p[i], p[j] = p[j], p[i] }
-func (p *places) Push(v any)        { *p = append(*p, v.(place)) }
-func (p *places) Pop() any {
-	old := *p
-	v := old[len(old)-1]
-	*p = old[:len(old)-1]
-	return v
-}
-
 // pageSize is how many events are looked up at a time, so that a reader who takes long
 // keeps nothing from the index's writer.
 const pageSize = 1024
@@ -111,50 +97,36 @@ const pageSize = 1024
 // indexed yields what the index has from next on, and moves next beyond that. When it
 // fails, all that it has not yielded is at next or later.
 func (s *search) indexed(path string) error {
-	if _, err := os.Stat(path); err != nil {
-		return err
-	}
-	log, err := audit.OpenPicker(s.dir)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	db, err := connect(path, "ro")
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	last, err := through(s.ctx, db, log)
-	if err != nil {
-		return err
-	}
-	l := &lookup{search: s, db: db, picker: log, low: max(s.next, log.First()), last: last}
-	if err := l.prepare(); err != nil {
-		return err
-	}
-	for more := true; more && !s.stopped; {
-		if more, err = l.page(); err != nil {
+	return reading(s.ctx, s.dir, path, func(db *sql.DB, log *auditlog.Picker, last uint64) error {
+		l := &lookup{search: s, db: db, picker: log, low: max(s.next, log.First()), last: last}
+		if err := l.prepare(); err != nil {
 			return err
 		}
-	}
-	if err := l.upTo(last + 1); err != nil || s.stopped {
-		return err
-	}
-	s.next = max(s.next, last+1)
-	return nil
+		for more := true; more && !s.stopped; {
+			var err error
+			if more, err = l.page(); err != nil {
+				return err
+			}
+		}
+		if err := l.upTo(last + 1); err != nil || s.stopped {
+			return err
+		}
+		s.next = max(s.next, last+1)
+		return nil
+	})
 }
 
 // lookup is a search by an index.
 type lookup struct {
 	*search
 	db        *sql.DB
-	picker    *audit.Picker
+	picker    *auditlog.Picker
 	low, high uint64  // what is selected is there, but for completions
 	last      uint64  // that is indexed
 	match     string  // of FTS5
 	damage    []found // the next of it
 	told      found   // the last that was read
-	following places  // completions of what was yielded
+	following []place // completions of what was yielded
 }
 
 // prepare finds the bounds of the query's times and the log's damage.
@@ -187,7 +159,7 @@ func (l *lookup) prepare() error {
 		all = append(all, `("`+strings.Join(any, `" OR "`)+`")`)
 	}
 	l.match = strings.Join(all, " AND ")
-	l.told = found{&audit.DamageError{Offset: -1}, l.next}
+	l.told = found{&auditlog.DamageError{Offset: -1}, l.next}
 	return l.readDamage()
 }
 
@@ -200,7 +172,7 @@ func (l *lookup) readDamage() error {
 	}
 	defer rows.Close()
 	for rows.Next() {
-		d := found{DamageError: new(audit.DamageError)}
+		d := found{DamageError: new(auditlog.DamageError)}
 		if err := rows.Scan(&d.File, &d.Offset, &d.number, &d.Reason); err != nil {
 			return err
 		}
@@ -209,7 +181,7 @@ func (l *lookup) readDamage() error {
 	return rows.Err()
 }
 
-// maxTerms bounds what is asked of FTS5 at once. What is found is compared with all terms.
+// maxTerms bounds what is asked of FTS5 at once. Each hit is compared with all terms.
 const maxTerms = 64
 
 const columns = `SELECT r.number, r.at, c.number, c.at FROM `
@@ -257,7 +229,8 @@ func (l *lookup) page() (more bool, err error) {
 			return false, err
 		}
 		if l.open[e.Event.ID()] && h.completion.number > 0 && h.completion.number <= l.last {
-			heap.Push(&l.following, h.completion)
+			at, _ := slices.BinarySearchFunc(l.following, h.completion.number, func(p place, n uint64) int { return cmp.Compare(p.number, n) })
+			l.following = slices.Insert(l.following, at, h.completion)
 		}
 		l.low = h.number + 1
 	}
@@ -266,16 +239,18 @@ func (l *lookup) page() (more bool, err error) {
 
 // upTo yields the completions, and the damage, before a number.
 func (l *lookup) upTo(number uint64) error {
-	for len(l.following) > 0 && l.following[0].number < number && !l.stopped {
-		if _, err := l.pick(heap.Pop(&l.following).(place)); err != nil {
+	for len(l.following) > 0 && l.following[0].number <= number && !l.stopped {
+		next := l.following[0]
+		l.following = l.following[1:]
+		if next.number == number {
+			break
+		}
+		if _, err := l.pick(next); err != nil {
 			return err
 		}
 	}
-	if len(l.following) > 0 && l.following[0].number == number {
-		heap.Pop(&l.following)
-	}
 	for len(l.damage) > 0 && l.damage[0].number <= number && !l.stopped {
-		l.stopped = !l.yield(audit.Entry{}, l.damage[0].DamageError)
+		l.stopped = !l.yield(auditlog.Entry{}, l.damage[0].DamageError)
 		if l.damage = l.damage[1:]; len(l.damage) == 0 {
 			if err := l.readDamage(); err != nil {
 				return err
@@ -286,7 +261,7 @@ func (l *lookup) upTo(number uint64) error {
 }
 
 // pick takes an event from the log.
-func (l *lookup) pick(p place) (audit.Entry, error) {
+func (l *lookup) pick(p place) (auditlog.Entry, error) {
 	e, err := l.picker.Pick(p.number, p.at)
 	if err == nil {
 		l.take(e)

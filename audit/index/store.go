@@ -13,7 +13,7 @@ import (
 	"os"
 	"unicode"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 )
@@ -61,6 +61,29 @@ func connect(path, mode string) (*sql.DB, error) {
 	return db, err
 }
 
+// reading calls f with an index and its log, both opened to be read, and the number of the
+// last event that is indexed. Nothing is made where there is no index of the log.
+func reading(ctx context.Context, dir, path string, f func(*sql.DB, *auditlog.Picker, uint64) error) error {
+	if _, err := os.Stat(path); err != nil {
+		return err
+	}
+	log, err := auditlog.OpenPicker(dir)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	db, err := connect(path, "ro")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	last, err := through(ctx, db, log)
+	if err != nil {
+		return err
+	}
+	return f(db, log, last)
+}
+
 // create makes an index that has nothing, in place of what is there.
 func create(ctx context.Context, path string) (*sql.DB, error) {
 	for _, suffix := range []string{"", "-wal", "-shm"} {
@@ -88,7 +111,7 @@ func create(ctx context.Context, path string) (*sql.DB, error) {
 // through is the number of the last event that is in the index: of all before it those are
 // there that the log has. It is 0 if there is none. Its error wraps errUnfit if what is
 // indexed is not what the log has there.
-func through(ctx context.Context, db *sql.DB, log *audit.Picker) (uint64, error) {
+func through(ctx context.Context, db *sql.DB, log *auditlog.Picker) (uint64, error) {
 	var of int64
 	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&of); err != nil {
 		return 0, err
@@ -112,10 +135,10 @@ type checked struct {
 	at, sum int64
 }
 
-func (c checked) verify(log *audit.Picker) error {
+func (c checked) verify(log *auditlog.Picker) error {
 	e, err := log.Pick(c.number, c.at)
 	switch {
-	case errors.Is(err, audit.ErrNoEntry), err == nil && sum(e.JSON) != c.sum:
+	case errors.Is(err, auditlog.ErrNoEntry), err == nil && sum(e.JSON) != c.sum:
 		return fmt.Errorf("%w: event %d is another one", errUnfit, c.number)
 	}
 	return err
@@ -127,7 +150,7 @@ func sum(line []byte) int64 {
 }
 
 // examine checks events all over the index, and that most of it is still in the log.
-func examine(ctx context.Context, db *sql.DB, log *audit.Picker) (uint64, error) {
+func examine(ctx context.Context, db *sql.DB, log *auditlog.Picker) (uint64, error) {
 	const checks = 16
 	last, err := through(ctx, db, log)
 	if err != nil || last == 0 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // ErrNoSnapshot is returned where the log has no snapshot of a name.
@@ -21,9 +22,9 @@ const (
 
 // Snapshot returns the event that a snapshot of a sandbox was made, the last one of its
 // name.
-func Snapshot(ctx context.Context, dir, path, sandbox, snapshot string) (last audit.Entry, err error) {
+func Snapshot(ctx context.Context, dir, path, sandbox, snapshot string) (last auditlog.Entry, err error) {
 	q := Query{Sandbox: sandbox, Kind: audit.KindLifecycle, Text: stateSnapshot + " " + snapshot}
-	for e, err := range audit.Undamaged(Search(ctx, dir, path, q)) {
+	for e, err := range auditlog.Undamaged(Search(ctx, dir, path, q)) {
 		switch {
 		case err != nil:
 			return last, err
@@ -40,18 +41,18 @@ func Snapshot(ctx context.Context, dir, path, sandbox, snapshot string) (last au
 
 // Timeline yields what a sandbox did and what was done to it, in order: what the query
 // selects, and that others were forked of it.
-func Timeline(ctx context.Context, dir, path string, q Query) iter.Seq2[audit.Entry, error] {
-	return func(yield func(audit.Entry, error) bool) {
+func Timeline(ctx context.Context, dir, path string, q Query) iter.Seq2[auditlog.Entry, error] {
+	return func(yield func(auditlog.Entry, error) bool) {
 		forked := q
 		forked.Sandbox, forked.Kind, forked.Text = "", audit.KindLifecycle, "fork "+q.Sandbox
 		forks, stop := iter.Pull2(Search(ctx, dir, path, forked))
 		defer stop()
-		// next is the following fork. What is wrong with the log is told of once.
-		next := func() (audit.Entry, bool) {
+		// next is the following fork. Damage of the log is told of once.
+		next := func() (auditlog.Entry, bool) {
 			for {
 				e, err, more := forks()
 				if !more {
-					return audit.Entry{}, false
+					return auditlog.Entry{}, false
 				}
 				if err == nil && isForkOf(e.Event, q.Sandbox) {
 					return e, true

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 )
 
@@ -18,7 +19,7 @@ const maxAtOnce = 64
 
 // due lists the segments that are to be deleted now, the oldest first, and notes what is
 // kept only for a hold or a sink.
-func (k *Keeper) due(ctx context.Context, all []audit.Segment, covered uint64) ([]audit.Segment, error) {
+func (k *Keeper) due(ctx context.Context, all []auditlog.Segment, covered uint64) ([]auditlog.Segment, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.load(); err != nil {
@@ -48,7 +49,7 @@ func (k *Keeper) due(ctx context.Context, all []audit.Segment, covered uint64) (
 			forced = o.Last
 		}
 	}
-	var due []audit.Segment
+	var due []auditlog.Segment
 	left := st.Bytes
 	for i, s := range all {
 		if s.Last == 0 || s.Last > covered {
@@ -83,7 +84,7 @@ func (k *Keeper) due(ctx context.Context, all []audit.Segment, covered uint64) (
 // until is when all of a segment had been written, by the records of the one after it and
 // by its file: the log's writer can say any time, and no earlier one of a file. It is zero
 // if there is no such record. k.mu is held.
-func (k *Keeper) until(ctx context.Context, s, after audit.Segment) (time.Time, error) {
+func (k *Keeper) until(ctx context.Context, s, after auditlog.Segment) (time.Time, error) {
 	at, err := k.start(ctx, after.First)
 	if err == nil && !at.IsZero() && at.Before(s.Written) {
 		at = s.Written
@@ -92,10 +93,10 @@ func (k *Keeper) until(ctx context.Context, s, after audit.Segment) (time.Time, 
 }
 
 // begin writes down what is to be deleted, and has it done as far as it can be now.
-func (k *Keeper) begin(ctx context.Context, due []audit.Segment) (busy bool, err error) {
+func (k *Keeper) begin(ctx context.Context, due []auditlog.Segment) (busy bool, err error) {
 	d := &audit.Deletion{First: due[0].First, Last: due[len(due)-1].Last}
 	for _, s := range due {
-		sum, err := audit.Sum(ctx, k.o.Dir, s.First)
+		sum, err := auditlog.Sum(ctx, k.o.Dir, s.First)
 		if err != nil {
 			return false, err
 		}
@@ -140,7 +141,7 @@ func (k *Keeper) earliest(ctx context.Context, first uint64) (uint64, error) {
 		return first, nil // others have removed what was before it
 	}
 	// The state is lost, and the log may say it.
-	for e, err := range audit.Undamaged(audit.Read(ctx, k.o.Dir, audit.Query{Kind: audit.KindLifecycle})) {
+	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, k.o.Dir, auditlog.Query{Kind: audit.KindLifecycle})) {
 		if err != nil {
 			return 0, err
 		}
@@ -161,7 +162,7 @@ func (k *Keeper) finish(ctx context.Context) (busy bool, err error) {
 		return false, nil
 	}
 	d := e.Unmapped.Sallyport.Deleted
-	there, err := audit.Lookup(ctx, k.o.Dir, e.ID())
+	there, err := auditlog.Lookup(ctx, k.o.Dir, e.ID())
 	switch {
 	case err != nil:
 		return true, err
@@ -180,7 +181,7 @@ func (k *Keeper) finish(ctx context.Context) (busy bool, err error) {
 	case there.Metadata.Sequence > k.o.Covered():
 		return true, nil
 	}
-	if err := audit.Remove(k.o.Dir, d.Last); err != nil {
+	if err := auditlog.Remove(k.o.Dir, d.Last); err != nil {
 		return true, err
 	}
 	k.status.Deleted += d.Last - d.First + 1
@@ -213,7 +214,7 @@ func (k *Keeper) Delete(ctx context.Context, before time.Time, force bool) (Plan
 	if names := k.names(); names != "" {
 		return Plan{}, fmt.Errorf("%w: %s", ErrHeld, names)
 	}
-	all, err := audit.Segments(k.o.Dir)
+	all, err := auditlog.Segments(k.o.Dir)
 	if err != nil {
 		return Plan{}, err
 	}

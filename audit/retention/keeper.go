@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Policy says what is kept. The zero Policy keeps everything.
@@ -119,7 +120,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool, err error) {
 	if ctx.Err() != nil {
 		return false, nil
 	}
-	all, err := audit.Segments(k.o.Dir)
+	all, err := auditlog.Segments(k.o.Dir)
 	if err != nil {
 		return false, errors.Join(cerr, err)
 	}
@@ -139,7 +140,7 @@ const atOnce = 8
 
 // compress compresses what a checkpoint covers. A segment that fails keeps no other one.
 func (k *Keeper) compress(ctx context.Context, covered uint64) (more bool, err error) {
-	all, err := audit.Segments(k.o.Dir)
+	all, err := auditlog.Segments(k.o.Dir)
 	errs := []error{err}
 	n := 0
 	for _, s := range all {
@@ -147,7 +148,7 @@ func (k *Keeper) compress(ctx context.Context, covered uint64) (more bool, err e
 			break
 		}
 		if !s.Compressed {
-			errs = append(errs, audit.Compress(ctx, k.o.Dir, s.First))
+			errs = append(errs, auditlog.Compress(ctx, k.o.Dir, s.First))
 			n++
 		}
 	}
@@ -173,7 +174,7 @@ func (k *Keeper) start(ctx context.Context, first uint64) (time.Time, error) {
 	if at, ok := k.began[first]; ok {
 		return at, nil
 	}
-	for e, err := range audit.Undamaged(audit.Read(ctx, k.o.Dir, audit.Query{From: first})) {
+	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, k.o.Dir, auditlog.Query{From: first})) {
 		if err != nil {
 			return time.Time{}, err
 		}

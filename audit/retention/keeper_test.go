@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/retention"
 	"sallyport/audit/tree"
 	"sallyport/internal/seal"
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 // kept is a log with what seals and what keeps it.
 type kept struct {
 	dir     string
-	log     *audit.Log
+	log     *auditlog.Log
 	seal    func() error // signs checkpoints of what is there
 	covered uint64
 	*retention.Keeper
@@ -68,7 +69,7 @@ func reopen(root string, p retention.Policy) (*kept, error) {
 	if err != nil {
 		return nil, err
 	}
-	if k.log, err = audit.Open(k.dir, audit.Options{SegmentSize: 8 << 10, After: tree.Sealed(k.dir)}); err != nil {
+	if k.log, err = auditlog.Open(k.dir, auditlog.Options{SegmentSize: 8 << 10, After: tree.Sealed(k.dir)}); err != nil {
 		return nil, err
 	}
 	quiet := slog.New(slog.DiscardHandler)
@@ -129,9 +130,9 @@ func (k *kept) checkpoint(t testing.TB) {
 	must.OK(t, k.seal())
 }
 
-func (k *kept) segments(t testing.TB) []audit.Segment {
+func (k *kept) segments(t testing.TB) []auditlog.Segment {
 	t.Helper()
-	all, err := audit.Segments(k.dir)
+	all, err := auditlog.Segments(k.dir)
 	must.OK(t, err)
 	return all
 }
@@ -139,7 +140,7 @@ func (k *kept) segments(t testing.TB) []audit.Segment {
 // states lists the states of events of the log about itself.
 func (k *kept) states(t testing.TB) (all []string) {
 	t.Helper()
-	for e, err := range audit.Read(t.Context(), k.dir, audit.Query{Kind: audit.KindLifecycle}) {
+	for e, err := range auditlog.Read(t.Context(), k.dir, auditlog.Query{Kind: audit.KindLifecycle}) {
 		must.OK(t, err)
 		if s := e.Unmapped.Sallyport.State; s != tree.State {
 			all = append(all, s)
@@ -284,7 +285,7 @@ func TestSinksBehind(t *testing.T) {
 		t.Errorf("%+v, %+v", p, k.segments(t))
 	}
 	forced := 0
-	for e, err := range audit.Read(t.Context(), k.dir, audit.Query{}) {
+	for e, err := range auditlog.Read(t.Context(), k.dir, auditlog.Query{}) {
 		must.OK(t, err)
 		if d := e.Unmapped.Sallyport.Deleted; d != nil && d.Forced {
 			if forced++; e.Actor == nil || e.Actor.User.Name != "anna" || d.Last != p.Last || len(d.Segments) != p.Segments || len(d.Segments[0].SHA256) != 64 {
@@ -366,7 +367,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// What is not certain to be as it should deletes nothing.
+// A log that is not certain to be as it should has nothing deleted.
 func TestRefuses(t *testing.T) {
 	t.Run("a state that cannot be read", func(t *testing.T) {
 		k, _ := sealed(t, 60, retention.Policy{Bytes: 1})
@@ -428,7 +429,7 @@ func TestEarliest(t *testing.T) {
 	}
 	k, _ := sealed(t, 60, retention.Policy{Bytes: 60 << 10})
 	all := k.segments(t)
-	must.OK(t, audit.Remove(k.dir, all[1].Last))
+	must.OK(t, auditlog.Remove(k.dir, all[1].Last))
 	k.settle(t)
 	k.Use(retention.Policy{Bytes: 1})
 	k.settle(t)
@@ -478,8 +479,8 @@ func child(root string) {
 	}
 }
 
-func mustSegments(dir string) []audit.Segment {
-	all, err := audit.Segments(dir)
+func mustSegments(dir string) []auditlog.Segment {
+	all, err := auditlog.Segments(dir)
 	if err != nil {
 		panic(err)
 	}
@@ -488,13 +489,7 @@ func mustSegments(dir string) []audit.Segment {
 
 // At each system call that renames, removes or syncs a file the process is killed: the log is as it was, or its beginning is gone and the log says so, once.
 func TestKilled(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("strace is not installed")
-		}
-		t.Skip("strace is not installed")
-	}
+	strace := must.Program(t, "strace")
 	first, whole := sealed(t, 40, retention.Policy{})
 	must.OK(t, first.log.Close())
 	kills := map[string]int{}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/size"
 )
 
@@ -78,7 +78,7 @@ func (k *Keeper) report(ctx context.Context, err error) {
 // Look is the Status of a log that no Keeper keeps.
 func Look(ctx context.Context, dir string) (Status, error) {
 	k := NewKeeper(Options{Dir: dir}, Policy{})
-	all, err := audit.Segments(dir)
+	all, err := auditlog.Segments(dir)
 	if err == nil {
 		_, err = k.due(ctx, all, 0)
 	}

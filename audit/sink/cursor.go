@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/durable"
 )
 
@@ -41,7 +41,7 @@ func (s *Shipper) load(ctx context.Context) error {
 		s.at = cursor{}
 		return nil
 	}
-	for r, err := range audit.Undamaged(audit.Entries(ctx, s.opt.Log, audit.Query{From: s.at.Sequence})) {
+	for r, err := range auditlog.Undamaged(auditlog.Entries(ctx, s.opt.Log, auditlog.Query{From: s.at.Sequence})) {
 		switch {
 		case errors.Is(err, os.ErrNotExist):
 			return s.foreign(path)

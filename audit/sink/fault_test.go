@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/sink"
 	"sallyport/internal/test/must"
 )
@@ -154,7 +155,7 @@ func (c *faulty) Read(b []byte) (int, error) {
 type trail struct {
 	t        *testing.T
 	dir      string // has the log, and the cursors in sinks
-	log      *audit.Log
+	log      *auditlog.Log
 	net      network
 	receiver *receiver
 	set      *sink.Set
@@ -165,7 +166,7 @@ type trail struct {
 
 func newTrail(t *testing.T, r *receiver) *trail {
 	l := &trail{t: t, dir: t.TempDir(), receiver: r}
-	log, err := audit.Open(l.dir, audit.Options{})
+	log, err := auditlog.Open(l.dir, auditlog.Options{})
 	must.OK(t, err)
 	t.Cleanup(func() { _ = log.Close() })
 	l.log = log
@@ -206,8 +207,8 @@ func (l *trail) lines() map[string]string {
 	return all
 }
 
-func (l *trail) read(ctx context.Context, from uint64, follow bool) iter.Seq2[audit.Entry, error] {
-	return audit.Entries(ctx, l.dir, audit.Query{From: from, Follow: follow})
+func (l *trail) read(ctx context.Context, from uint64, follow bool) iter.Seq2[auditlog.Entry, error] {
+	return auditlog.Entries(ctx, l.dir, auditlog.Query{From: from, Follow: follow})
 }
 
 func (l *trail) options() sink.Options {

@@ -37,15 +37,11 @@ func openKafka(c Config, secret Secret, dial Dial, within time.Duration) (Protoc
 	if c.SASL != "" {
 		o = append(o, kgo.SASL(login(c.SASL, secret)))
 	}
-	if c.Plain {
-		o = append(o, kgo.Dialer(dial))
-	} else {
-		conf, err := c.TLS.config()
-		if err != nil {
-			return nil, err
-		}
-		o = append(o, kgo.Dialer(overTLS(dial, conf)))
+	dial, err := c.secured(dial)
+	if err != nil {
+		return nil, err
 	}
+	o = append(o, kgo.Dialer(dial))
 	return &kafkaSink{opts: o}, kgo.ValidateOpts(o...)
 }
 

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Set is the sinks of one log. It is safe for concurrent use.
@@ -188,7 +188,7 @@ func (s *Set) measure() {
 	for n, r := range all {
 		after[n] = r.Status().Cursor
 	}
-	waiting, err := audit.Waiting(s.opt.Log, after...)
+	waiting, err := auditlog.Waiting(s.opt.Log, after...)
 	if err != nil {
 		s.opt.Logger.Error("how much waits for sinks cannot be found out", "error", err)
 		return
@@ -210,7 +210,7 @@ func (s *Set) measure() {
 
 // waits notes what waits, and reports whether that is too much. It ends to be when a
 // tenth of the bound is free.
-func (s *Shipper) waits(b audit.Backlog) bool {
+func (s *Shipper) waits(b auditlog.Backlog) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	bound := s.config.Bound
@@ -293,7 +293,7 @@ func (s *Set) Has(name string) bool {
 
 // Test sends one record to a sink over a connection of its own, and returns what the
 // receiver answered.
-func (s *Set) Test(ctx context.Context, name string, r audit.Entry) (string, error) {
+func (s *Set) Test(ctx context.Context, name string, r auditlog.Entry) (string, error) {
 	of, err := s.named(name)
 	if err != nil {
 		return "", err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/sink"
 	"sallyport/internal/test/must"
 )
@@ -20,8 +21,8 @@ import (
 // gaps are the events in the log that record gaps.
 func (l *trail) gaps() (all []audit.Gap) {
 	l.t.Helper()
-	for e, err := range audit.Read(l.t.Context(), l.dir, audit.Query{Kind: audit.KindLifecycle}) {
-		var damage *audit.DamageError
+	for e, err := range auditlog.Read(l.t.Context(), l.dir, auditlog.Query{Kind: audit.KindLifecycle}) {
+		var damage *auditlog.DamageError
 		if err != nil && !errors.As(err, &damage) {
 			l.t.Fatal(err)
 		}
@@ -127,7 +128,7 @@ func TestRefusesGaps(t *testing.T) {
 	}
 }
 
-// What the indexers have not acknowledged is sent again.
+// A batch that the indexers have not acknowledged is sent again.
 func TestUnindexed(t *testing.T) {
 	r := splunkReceiver(t)
 	r.unindexed.Store(true)
@@ -247,7 +248,7 @@ func TestLogLosesRecords(t *testing.T) {
 	r := httpsReceiver(t)
 	l := newTrail(t, r)
 	_ = l.log.Close()
-	log, err := audit.Open(l.dir, audit.Options{SegmentSize: 20 << 10})
+	log, err := auditlog.Open(l.dir, auditlog.Options{SegmentSize: 20 << 10})
 	must.OK(t, err)
 	l.log = log
 	t.Cleanup(func() { _ = log.Close() })
@@ -430,7 +431,7 @@ func TestTest(t *testing.T) {
 	}
 	l := newTrail(t, fileReceiver(t))
 	l.start()
-	if _, err := l.set.Test(t.Context(), "two", audit.Entry{}); !errors.Is(err, sink.ErrNoSink) {
+	if _, err := l.set.Test(t.Context(), "two", auditlog.Entry{}); !errors.Is(err, sink.ErrNoSink) {
 		t.Errorf("%v", err)
 	}
 }

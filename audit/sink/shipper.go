@@ -19,6 +19,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 const (
@@ -196,7 +197,7 @@ func (s *Shipper) await(ctx context.Context) bool {
 
 // source reads the log up to what was durable when it was opened.
 type source struct {
-	next func() (audit.Entry, error, bool)
+	next func() (auditlog.Entry, error, bool)
 	stop func()
 	end  uint64
 }
@@ -217,11 +218,11 @@ func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err err
 	expected := s.at.Sequence + 1
 	if s.source.next == nil {
 		s.source.end = s.durable.Load()
-		s.source.next, s.source.stop = iter.Pull2(audit.Entries(ctx, s.opt.Log, audit.Query{From: expected}))
+		s.source.next, s.source.stop = iter.Pull2(auditlog.Entries(ctx, s.opt.Log, auditlog.Query{From: expected}))
 	}
 	for len(batch) < most && size < s.config.Batch.Bytes {
 		e, err, ok := s.source.next()
-		var d *audit.DamageError
+		var d *auditlog.DamageError
 		switch {
 		case errors.As(err, &d):
 			damage = d.Error()
@@ -253,7 +254,7 @@ func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err err
 }
 
 // item is a record as it is sent. It is valid after the read that r is of.
-func (s *Shipper) item(r audit.Entry) (Item, error) {
+func (s *Shipper) item(r auditlog.Entry) (Item, error) {
 	r.JSON = bytes.Clone(r.JSON)
 	e := r.Event
 	i := Item{
@@ -437,10 +438,8 @@ func (s *Shipper) pause(ctx context.Context, err error) bool {
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

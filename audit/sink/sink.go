@@ -13,6 +13,9 @@
 //
 // A sink holds at most four times its batch in memory (batch.bytes), beside 3 MiB for its
 // buffers.
+//
+// To add a sink: a type here with its protocol in a file of its own, and its keys in
+// internal/config/sinks.go.
 package sink
 
 import (
@@ -24,6 +27,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Types of sinks.
@@ -95,10 +99,10 @@ type Item struct {
 }
 
 // Encoder encodes a record, without a newline.
-type Encoder func(audit.Entry) ([]byte, error)
+type Encoder func(auditlog.Entry) ([]byte, error)
 
 // stored is the encoding that the log has.
-func stored(r audit.Entry) ([]byte, error) { return r.JSON, nil }
+func stored(r auditlog.Entry) ([]byte, error) { return r.JSON, nil }
 
 // Protocol sends batches to one receiver. Its methods are called by one goroutine.
 type Protocol interface {

@@ -2,11 +2,9 @@ package sink
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 	"time"
@@ -19,31 +17,21 @@ import (
 //
 // Syslog has no acknowledgement. Each batch has a connection, of which this side ends
 // its half; the receiver ends the other when it has read everything. A receiver that ends
-// it earlier resets the connection, and the batch is sent again. What the receiver loses
-// after it has read a message, the daemon cannot know.
+// it earlier resets the connection, and the batch is sent again. The daemon cannot know
+// which messages the receiver loses after it has read them.
 type syslogSink struct {
 	address, host string
 	dial          Dial
-	tls           *tls.Config // nil: TCP
 }
 
 func openSyslog(c Config, dial Dial) (Protocol, error) {
-	s := &syslogSink{address: c.Address, host: "-", dial: dial}
+	s := &syslogSink{address: c.Address, host: "-"}
 	if name, err := os.Hostname(); err == nil {
 		s.host = header(name, 255)
 	}
-	if c.Plain {
-		return s, nil
-	}
 	var err error
-	if s.tls, err = c.TLS.config(); err != nil {
-		return nil, err
-	}
-	if s.tls.ServerName == "" {
-		s.tls.ServerName, _, _ = net.SplitHostPort(c.Address)
-	}
-	s.tls.ClientSessionCache = tls.NewLRUClientSessionCache(1)
-	return s, nil
+	s.dial, err = c.secured(dial)
+	return s, err
 }
 
 func (*syslogSink) Close() error { return nil }
@@ -57,13 +45,7 @@ func (s *syslogSink) Send(ctx context.Context, batch []Item) (Answer, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	half, ok := conn.(interface{ CloseWrite() error })
-	if s.tls != nil {
-		secure := tls.Client(conn, s.tls)
-		if err := secure.HandshakeContext(ctx); err != nil {
-			return Answer{}, err
-		}
-		conn, half = secure, secure
-	} else if !ok {
+	if !ok {
 		return Answer{}, errors.New("the connection cannot be ended by half")
 	}
 	var body []byte

@@ -28,22 +28,30 @@ func (t TLS) config() (*tls.Config, error) {
 	return c, nil
 }
 
-// overTLS has connections speak TLS.
-func overTLS(dial Dial, conf *tls.Config) Dial {
+// secured returns dial with TLS on its connections, unless the sink is plain.
+func (c Config) secured(dial Dial) (Dial, error) {
+	if c.Plain {
+		return dial, nil
+	}
+	conf, err := c.TLS.config()
+	if err != nil {
+		return nil, err
+	}
+	conf.ClientSessionCache = tls.NewLRUClientSessionCache(0)
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
-		c := conf.Clone()
-		if c.ServerName == "" {
-			c.ServerName, _, _ = net.SplitHostPort(address)
+		to := conf.Clone()
+		if to.ServerName == "" {
+			to.ServerName, _, _ = net.SplitHostPort(address)
 		}
-		secure := tls.Client(conn, c)
+		secure := tls.Client(conn, to)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()
 			return nil, err
 		}
 		return secure, nil
-	}
+	}, nil
 }

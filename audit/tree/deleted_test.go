@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 )
 
 // deletion appends the event that says that the records up to the end of a segment are
 // deleted.
-func (s *sealed) deletion(t testing.TB, of audit.Segment) {
+func (s *sealed) deletion(t testing.TB, of auditlog.Segment) {
 	t.Helper()
 	s.forge(t, 1, of.Last)
 }
@@ -40,11 +41,11 @@ func (s *sealed) forge(t testing.TB, first, last uint64) {
 }
 
 // reduced is a log whose first segments were deleted, with all the records that it had.
-func reduced(t testing.TB) (s *sealed, of audit.Segment, records []string) {
+func reduced(t testing.TB) (s *sealed, of auditlog.Segment, records []string) {
 	t.Helper()
 	s = closed(t, 60)
 	again := open(t, filepath.Dir(filepath.Dir(s.dir)))
-	all, err := audit.Segments(s.dir)
+	all, err := auditlog.Segments(s.dir)
 	if err != nil || len(all) < 4 {
 		t.Fatal(all, err)
 	}
@@ -55,13 +56,13 @@ func reduced(t testing.TB) (s *sealed, of audit.Segment, records []string) {
 		t.Fatal("no segments")
 	}
 	records = again.records(t)
-	if err := audit.Remove(s.dir, of.Last); err != nil {
+	if err := auditlog.Remove(s.dir, of.Last); err != nil {
 		t.Fatal(err)
 	}
 	return again, of, records
 }
 
-// What the log says was deleted is no finding, and the rest is anchored as before.
+// A range that the log says was deleted is no finding, and the rest is anchored as before.
 func TestDeleted(t *testing.T) {
 	s, of, records := reduced(t)
 	r := s.verify(t)
@@ -88,8 +89,8 @@ func TestDeleted(t *testing.T) {
 func TestDeletedOtherwise(t *testing.T) {
 	t.Run("more than was said", func(t *testing.T) {
 		s, of, _ := reduced(t)
-		all, _ := audit.Segments(s.dir)
-		if err := audit.Remove(s.dir, all[0].Last); err != nil {
+		all, _ := auditlog.Segments(s.dir)
+		if err := auditlog.Remove(s.dir, all[0].Last); err != nil {
 			t.Fatal(err)
 		}
 		r := s.verify(t)
@@ -99,8 +100,8 @@ func TestDeletedOtherwise(t *testing.T) {
 	})
 	t.Run("without a word", func(t *testing.T) {
 		s := closed(t, 60)
-		all, _ := audit.Segments(s.dir)
-		if err := audit.Remove(s.dir, all[0].Last); err != nil {
+		all, _ := auditlog.Segments(s.dir)
+		if err := auditlog.Remove(s.dir, all[0].Last); err != nil {
 			t.Fatal(err)
 		}
 		if r := s.verify(t); !found(r, tree.Missing) || len(r.Deleted) > 0 {
@@ -109,7 +110,7 @@ func TestDeletedOtherwise(t *testing.T) {
 	})
 	t.Run("by a record that nothing covers", func(t *testing.T) {
 		s := closed(t, 60)
-		all, _ := audit.Segments(s.dir)
+		all, _ := auditlog.Segments(s.dir)
 		again := open(t, filepath.Dir(filepath.Dir(s.dir)))
 		again.deletion(t, all[0])
 		if err := again.log.Close(); err != nil {
@@ -118,7 +119,7 @@ func TestDeletedOtherwise(t *testing.T) {
 		if r := s.verify(t); len(r.Findings) > 0 || len(r.Deleted) > 0 {
 			t.Error("before: ", r)
 		}
-		if err := audit.Remove(s.dir, all[0].Last); err != nil {
+		if err := auditlog.Remove(s.dir, all[0].Last); err != nil {
 			t.Fatal(err)
 		}
 		if r := s.verify(t); !slices.Equal(kinds(r), []string{"missing"}) || !strings.Contains(r.String(), "no checkpoint covers it") {
@@ -131,7 +132,7 @@ func TestDeletedOtherwise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := closed(t, 60)
 			again := open(t, filepath.Dir(filepath.Dir(s.dir)))
-			all, _ := audit.Segments(s.dir)
+			all, _ := auditlog.Segments(s.dir)
 			last := all[of.segment].Last
 			path := s.segments(t)[of.segment]
 			b, err := os.ReadFile(path)

@@ -107,8 +107,8 @@ func TestCheckpointTwice(t *testing.T) {
 	}
 }
 
-// What an export shows beside a record is what the record is encoded as, or it is found,
-// however it came there.
+// An export that shows anything beside a record but the record's encoding is found, however it
+// came there.
 func TestForgedBeside(t *testing.T) {
 	s := closed(t, 6)
 	records := s.records(t)

@@ -68,7 +68,7 @@ type Signer struct {
 // could not tell a new one from a forger's.
 func OpenSigner(logDir string, with *seal.Key) (*Signer, error) {
 	dir := Dir(logDir)
-	sealed, err := os.ReadFile(filepath.Join(dir, keyFile))
+	secret, err := durable.ReadSealed(filepath.Join(dir, keyFile), with)
 	if errors.Is(err, fs.ErrNotExist) {
 		for _, other := range []string{publicFile, checkpointFile} {
 			if _, err := os.Stat(filepath.Join(dir, other)); !errors.Is(err, fs.ErrNotExist) {
@@ -76,14 +76,10 @@ func OpenSigner(logDir string, with *seal.Key) (*Signer, error) {
 					ErrNoKey, filepath.Join(dir, keyFile))
 			}
 		}
-		sealed, err = newKey(dir, with)
+		secret, err = newKey(dir, with)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the audit log's key: %w", err)
-	}
-	secret, err := with.Open(sealed)
-	if err != nil {
-		return nil, fmt.Errorf("opening the audit log's key %s: %w", filepath.Join(dir, keyFile), err)
 	}
 	text, public, _ := strings.Cut(string(secret), "\n")
 	s := new(Signer)
@@ -106,9 +102,6 @@ func newKey(dir string, with *seal.Key) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sealed, err := with.Seal([]byte(secret + "\n" + public))
-	if err != nil {
-		return nil, err
-	}
-	return sealed, durable.WriteFile(filepath.Join(dir, keyFile), sealed, 0o600)
+	plain := []byte(secret + "\n" + public)
+	return plain, durable.WriteSealed(filepath.Join(dir, keyFile), with, plain)
 }

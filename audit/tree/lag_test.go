@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 )
 
@@ -52,7 +53,7 @@ func TestFalseCheckpoints(t *testing.T) {
 		t.Errorf("a checkpoint of a checkpoint: %+v", s.Status())
 	}
 	note := ""
-	for e := range audit.Read(t.Context(), s.dir, audit.Query{}) {
+	for e := range auditlog.Read(t.Context(), s.dir, auditlog.Query{}) {
 		note = e.Unmapped.Sallyport.Checkpoint
 	}
 	s = open(t, filepath.Dir(filepath.Dir(s.dir)))
@@ -68,7 +69,7 @@ func TestFalseCheckpoints(t *testing.T) {
 	}
 }
 
-// Whoever wants to know sees each record once that is sealed, and when that were all.
+// Seen is called with each record once that is sealed, and Settled when that were all.
 func TestSeen(t *testing.T) {
 	s := open(t, tempDir(t))
 	var seen, settled atomic.Uint64

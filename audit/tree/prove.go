@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // Proof shows that a log has a record: docs/operate/audit-proof.md says how to check it
@@ -39,12 +39,12 @@ func Prove(ctx context.Context, logDir string, number uint64) (*Proof, error) {
 		return nil, err
 	}
 	defer store.Close()
-	for l, err := range audit.Entries(ctx, logDir, audit.Query{From: number}) {
+	for l, err := range auditlog.Entries(ctx, logDir, auditlog.Query{From: number}) {
 		if err != nil {
 			return nil, err
 		}
 		if l.Number != number {
-			if first, err := audit.Segments(logDir); err == nil && number < first[0].First {
+			if first, err := auditlog.Segments(logDir); err == nil && number < first[0].First {
 				return nil, fmt.Errorf("record %d was deleted: see `sallyport audit verify`", number)
 			}
 			break

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit/tree"
 	"sallyport/internal/test/doctest"
+	"sallyport/internal/test/must"
 )
 
 // procedure is what the documentation shows, which has none of our code in it.
@@ -41,12 +42,7 @@ func procedure(t *testing.T) string {
 
 func TestProcedure(t *testing.T) {
 	for _, program := range []string{"python3", "openssl"} {
-		if _, err := exec.LookPath(program); err != nil {
-			if os.Getenv("CI") == "true" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
-		}
+		must.Program(t, program)
 	}
 	script := procedure(t)
 	check := func(p tree.Proof) error {
@@ -76,7 +72,7 @@ func TestProcedure(t *testing.T) {
 		if err := check(*p); err != nil {
 			t.Errorf("record %d: %v", number, err)
 		}
-		if number%3 != 0 {
+		if number != 6 {
 			continue
 		}
 		for what, change := range map[string]func(p *tree.Proof){

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What does not fit in memory comes back in order too, and complete.
+// Runs that do not fit in memory come back in order too, and complete.
 func TestRuns(t *testing.T) {
 	for _, n := range []int{0, 1, 1000, 100_000} {
 		var r runs

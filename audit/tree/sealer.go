@@ -13,6 +13,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/durable"
 	"sallyport/internal/seal"
 )
@@ -70,8 +71,8 @@ type Status struct {
 	Failures   uint64    // since the start
 }
 
-// Sealer keeps the tree of a log and signs its checkpoints. What it cannot write it tries
-// again: an event says when that begins and ends, and the log waits for nothing of it.
+// Sealer keeps the tree of a log and signs its checkpoints. It tries again to write when it
+// could not: an event says when that begins and ends, and the log waits for nothing of it.
 type Sealer struct {
 	o      Options
 	signer *Signer
@@ -232,7 +233,7 @@ func (s *Sealer) compare(ctx context.Context, store *Store) error {
 			first = n
 		}
 	}
-	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: from})) {
+	for l, err := range auditlog.Undamaged(auditlog.Entries(ctx, s.o.Dir, auditlog.Query{From: from})) {
 		if err != nil {
 			return err
 		}
@@ -283,7 +284,7 @@ func (s *Sealer) lag(ctx context.Context, durable uint64) error {
 		return fmt.Errorf("record %d is in the log since %s, and is not said to be durable", s.ahead, s.looked.UTC().Format(time.RFC3339))
 	}
 	s.ahead, s.looked = 0, time.Now()
-	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: durable + 1})) {
+	for l, err := range auditlog.Undamaged(auditlog.Entries(ctx, s.o.Dir, auditlog.Query{From: durable + 1})) {
 		if err == nil {
 			s.ahead = l.Number
 		}
@@ -311,7 +312,7 @@ func (s *Sealer) take(ctx context.Context, to uint64) (more bool, err error) {
 		return nil
 	}
 	// The numbers tell what is missing.
-	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: next})) {
+	for l, err := range auditlog.Undamaged(auditlog.Entries(ctx, s.o.Dir, auditlog.Query{From: next})) {
 		if err != nil {
 			return false, err
 		}
@@ -368,7 +369,7 @@ func (s *Sealer) seal(ctx context.Context) error {
 }
 
 // save makes the tree durable, and then the newest checkpoint, from which the next start
-// goes on. What is lost of later hashes in a power cut is made anew from the log.
+// goes on. Later hashes that a power cut loses are made anew from the log.
 func (s *Sealer) save() error {
 	if err := s.store.sync(); err != nil {
 		return err

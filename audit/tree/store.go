@@ -34,8 +34,8 @@ type file interface {
 }
 
 // openStore opens the tree in a folder for writing. sealed is the newest checkpoint, or
-// nil: what it covers was durable before it was signed. What a crash has left of the
-// hashes after it is kept as far as they fit each other. Where the hashes that it covers
+// nil: what it covers was durable before it was signed. Hashes after it that a crash has
+// left are kept as far as they fit each other. Where the hashes that it covers
 // are gone, damaged is why, and the tree goes on from the checkpoint: only proofs about
 // earlier records are lost.
 func openStore(f file, size int64, sealed *Checkpoint) (s *Store, damaged error, err error) {

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 	"sallyport/internal/seal"
 )
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 type sealed struct {
 	dir string // of the log
 	key *seal.Key
-	log *audit.Log
+	log *auditlog.Log
 	*tree.Sealer
 }
 
@@ -59,7 +60,7 @@ func reopen(root string, o tree.Options) (*sealed, error) {
 	if s.key, err = seal.Open(filepath.Join(root, "key"), filepath.Join(root, "data")); err != nil {
 		return nil, err
 	}
-	if s.log, err = audit.Open(s.dir, audit.Options{SegmentSize: 16 << 10, After: tree.Sealed(s.dir)}); err != nil {
+	if s.log, err = auditlog.Open(s.dir, auditlog.Options{SegmentSize: 16 << 10, After: tree.Sealed(s.dir)}); err != nil {
 		return nil, err
 	}
 	o.Dir, o.Log, o.Key, o.Logger = s.dir, s, s.key, slog.New(slog.DiscardHandler)
@@ -126,7 +127,7 @@ func (s *sealed) verify(t testing.TB) *tree.Report {
 // records are the lines of the log.
 func (s *sealed) records(t testing.TB) (all []string) {
 	t.Helper()
-	for e, err := range audit.Entries(t.Context(), s.dir, audit.Query{}) {
+	for e, err := range auditlog.Entries(t.Context(), s.dir, auditlog.Query{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +216,7 @@ func TestDue(t *testing.T) {
 	whole(t, s.verify(t), len(s.records(t)))
 }
 
-// What is not decided is listed, and no finding.
+// A decision without a completion is listed, and no finding.
 func TestIncomplete(t *testing.T) {
 	s := open(t, tempDir(t))
 	s.exchanges(t, 2)

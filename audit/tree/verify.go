@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // VerifyLog checks the log in a folder, also while it is written, against its tree, its
@@ -44,8 +45,8 @@ func VerifyLog(ctx context.Context, logDir string, key Key, outside iter.Seq2[*C
 	if err := v.outside(outside); err != nil {
 		return nil, err
 	}
-	for l, err := range audit.Entries(ctx, logDir, audit.Query{}) {
-		var damage *audit.DamageError
+	for l, err := range auditlog.Entries(ctx, logDir, auditlog.Query{}) {
+		var damage *auditlog.DamageError
 		switch {
 		case errors.As(err, &damage):
 			if k := damageKind(damage); k != Missing { // their numbers tell
@@ -64,7 +65,7 @@ func VerifyLog(ctx context.Context, logDir string, key Key, outside iter.Seq2[*C
 			return nil, err
 		}
 	}
-	if all, err := audit.Segments(logDir); err != nil {
+	if all, err := auditlog.Segments(logDir); err != nil {
 		return nil, err
 	} else if len(all) > 0 {
 		v.begins = all[0].First
@@ -148,7 +149,7 @@ type head struct {
 	} `json:"unmapped"`
 }
 
-func damageKind(d *audit.DamageError) Kind {
+func damageKind(d *auditlog.DamageError) Kind {
 	var n, m uint64
 	if _, err := fmt.Sscanf(d.Reason, "event %d where %d belongs", &n, &m); err == nil {
 		return Misplaced

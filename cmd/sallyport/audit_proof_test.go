@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 	"sallyport/internal/seal"
 	"sallyport/internal/test/clitest"
 	"sallyport/internal/test/must"
 )
 
-type plainLog struct{ *audit.Log }
+type plainLog struct{ *auditlog.Log }
 
 func (l plainLog) Durable() uint64 { return l.Begins() - 1 + l.Stats().Events }
 
@@ -26,7 +27,7 @@ func sealedLog(t *testing.T, dir string) (string, []string) {
 	key, err := seal.Open(filepath.Join(dir, "key"), filepath.Join(dir, "data"))
 	must.OK(t, err)
 	logDir := filepath.Join(dir, "data", "audit")
-	log, err := audit.Open(logDir, audit.Options{})
+	log, err := auditlog.Open(logDir, auditlog.Options{})
 	must.OK(t, err)
 	var ids []string
 	for range 3 {

@@ -93,7 +93,7 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
-// What is in use is not copied.
+// A data directory in use is not copied.
 func TestBackupOfWhatIsInUse(t *testing.T) {
 	path, cfg := sealed(t)
 	release, err := daemon.Lock(cfg)

@@ -15,7 +15,7 @@ import (
 	"sallyport/policy/approval"
 )
 
-// What a gateway's process that was taken over says is fit for a terminal however it is
+// Text from a gateway's process that was taken over is fit for a terminal however it is
 // listed.
 func TestListingsOfHostileText(t *testing.T) {
 	const text = "\x1b[2J\u009b2J\u202e\x7f\u200b"

@@ -24,8 +24,7 @@ func run(t *testing.T, stdin string, args ...string) (string, int, error) {
 	return clitest.Run(t, newRoot(), stdin, args...)
 }
 
-// What was typed wrong exits with 2, what went wrong with 1, and both say what
-// to do.
+// A mistyped command exits with 2, a failed one with 1, and both say what to do.
 func TestExitStatus(t *testing.T) {
 	_, file := clitest.Configured(t, "")
 	_, bad := clitest.Configured(t, "egres: []\n")
@@ -89,8 +88,8 @@ func TestCommandStatusIsPassedOn(t *testing.T) {
 	}
 }
 
-// What a signal broke off exits as a shell says it, silently; what went wrong on
-// the way, and what ended well, does not.
+// A command that a signal broke off exits as a shell says it, silently; one that failed on the
+// way, or ended well, does not.
 func TestBrokenOff(t *testing.T) {
 	ctx, stop := untilSignal(t.Context(), syscall.SIGUSR1)
 	defer stop()

@@ -31,7 +31,7 @@ func untilSignal(parent context.Context, signals ...os.Signal) (ctx context.Cont
 }
 
 // brokenOff makes of an error that only says so the status that a shell gives to
-// what a signal ended. Whoever sent it knows, so that nothing more is said.
+// what a signal ended. The sender knows, so that nothing more is said.
 func brokenOff(ctx context.Context, err error) error {
 	var by signalled
 	if !errors.As(context.Cause(ctx), &by) {

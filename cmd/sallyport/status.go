@@ -24,6 +24,16 @@ import (
 func printStatus(w io.Writer, s api.Status) {
 	fmt.Fprintf(w, "sallyport %s, pid %d: %s, policy %.12s with %s, %s\n",
 		s.Version, s.PID, cli.Many(s.Sandboxes, "sandbox", "sandboxes"), s.Revision, cli.Many(s.Rules, "rule", "rules"), cli.Many(s.Events, "event", "events"))
+	if n := s.Node; n != nil {
+		of := ""
+		if n.Cluster != "" {
+			of = " of cluster " + n.Cluster
+		}
+		fmt.Fprintf(w, "node %s%s: limits and approvals are of this node alone\n", n.Name, of)
+		if n.Tainted != "" {
+			fmt.Fprintln(w, "new pods may be kept off it:", terminal.Text(n.Tainted))
+		}
+	}
 	fmt.Fprintln(w, gatewayLine(s.Gateway))
 	for _, line := range policyLines(s.Policy) {
 		fmt.Fprintln(w, line)

@@ -42,7 +42,7 @@ func parse(t *testing.T, line []byte) record {
 // golden are the records of the files that package audit is tested with, by their names.
 func golden(t *testing.T) map[string][]json.RawMessage {
 	t.Helper()
-	files, err := filepath.Glob("../../audit/testdata/*.golden")
+	files, err := filepath.Glob("../../audit/auditlog/testdata/*.golden")
 	if err != nil || len(files) < 10 {
 		t.Fatal(files, err)
 	}

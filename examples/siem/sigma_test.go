@@ -19,8 +19,8 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// rule is a document of a Sigma rule (Sigma specification 2.1.0). What it has that this
-// evaluator does not know is an error.
+// rule is a document of a Sigma rule (Sigma specification 2.1.0). A part that this evaluator
+// does not know is an error.
 type rule struct {
 	Title, Name, ID, Status, Description, Author, Date, Level string
 	References, Tags, FalsePositives                          []string

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/sink"
 	"sallyport/internal/test/must"
 )
@@ -92,7 +92,7 @@ func TestSplunkTime(t *testing.T) {
 	}
 }
 
-// What the syslog sink sends becomes the record, with the host that sent it.
+// A message of the syslog sink becomes the record, with the host that sent it.
 func TestSplunkSyslog(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must.OK(t, err)
@@ -114,7 +114,7 @@ func TestSplunkSyslog(t *testing.T) {
 	}()
 	dir := t.TempDir()
 	folder := filepath.Join(dir, "audit")
-	log, err := audit.Open(folder, audit.Options{})
+	log, err := auditlog.Open(folder, auditlog.Options{})
 	must.OK(t, err)
 	defer log.Close()
 	event := request("demo", "api.github.com", "", false, morning)[0]

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	jwt "github.com/hashicorp/vault-plugin-auth-jwt"
 	kubernetes "github.com/hashicorp/vault-plugin-auth-kubernetes"
+	redis "github.com/hashicorp/vault-plugin-database-redis"
 	kv "github.com/hashicorp/vault-plugin-secrets-kv"
 	"github.com/hashicorp/vault/builtin/credential/approle"
 	"github.com/hashicorp/vault/builtin/credential/cert"
@@ -43,7 +44,9 @@ var (
 	logins = map[string]logical.Factory{
 		"approle": approle.Factory, "cert": cert.Factory, "jwt": jwt.Factory, "kubernetes": kubernetes.Factory,
 	}
-	databases = map[string]func() (any, error){"postgresql-database-plugin": postgresql.New}
+	databases = map[string]func() (any, error){
+		"postgresql-database-plugin": postgresql.New, "redis-database-plugin": redis.New,
+	}
 )
 
 // builtins tells the core's plugin catalog what is compiled in.

@@ -2,7 +2,7 @@
 // unsealed, with a KV version 2 mount at secret/ and an AppRole that may read
 // it. It is for tests and for trying out the vault source: everything is lost
 // when it ends, unless -data says otherwise, and it prints its root token. The engines
-// database (PostgreSQL), aws, ssh and pki and the logins approle, cert, jwt and
+// database (PostgreSQL and Redis), aws, ssh and pki and the logins approle, cert, jwt and
 // kubernetes are in it, to be enabled through its API.
 //
 //	echo '{"token":"sk-…"}' | vault -put openai -tls DIR

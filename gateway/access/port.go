@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -51,7 +52,7 @@ type Port struct {
 // sandboxes are.
 func (p Port) Host() string {
 	id := sha256.Sum256([]byte(p.SandboxID))
-	return fmt.Sprintf("%d--%s--%x.localhost", p.Port, p.Sandbox, id[:4])
+	return fmt.Sprintf("%d--%s--%x.localhost", p.Port, path.Base(p.Sandbox), id[:4]) // of a pod without its namespace
 }
 
 // Live reports whether the port has not expired.
@@ -160,7 +161,7 @@ func spare(list []Port, p Port) error {
 	return nil
 }
 
-// Remove ends a published port. What goes on by it ends once the gateway knows. The error
+// Remove ends a published port. Connections by it end once the gateway knows. The error
 // is ErrPortUnknown where there is none.
 func (s *Ports) Remove(id string, port uint16) error {
 	return s.drop(func(p Port) bool { return p.SandboxID == id && p.Port == port })

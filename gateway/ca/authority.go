@@ -6,9 +6,16 @@
 // memory already trusts still verifies, and the fork has keys of its own. A leaf
 // is for one name of one sandbox and lives for a week.
 //
+// With an [Issuer], as on a node of Kubernetes, there are no roots of this
+// package's: the sandboxes trust whatever root is above the issuer, and each has an
+// intermediate below it. Another issuer takes its place while all goes on: an intermediate
+// is renewed below it when the next leaf is signed, and what was signed stays good for as
+// long as its own chain.
+//
 // Guarantees: no private key is on disk unsealed; a root's key is in memory only
 // while it signs an intermediate; a root that [Authority.Root] returned is durable;
-// a leaf of one sandbox does not verify at a sandbox of another lineage. Keys are
+// a leaf of one sandbox does not verify at a sandbox of another lineage, where lineages
+// have roots of their own. Keys are
 // not protected from root on the host.
 //
 // The authorities carry no name constraints (RFC 5280, 4.2.1.10): a policy may
@@ -17,7 +24,6 @@
 package ca
 
 import (
-	"crypto/ecdsa"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -42,19 +48,15 @@ var (
 	errBadKey      = errors.New("not a key on P-256")
 )
 
-// maxIssuers bounds the intermediates in memory. Others are read again.
-const maxIssuers = 1024
-
-// Sealer encrypts private keys at rest with a key kept elsewhere.
-type Sealer interface {
-	Seal([]byte) ([]byte, error)
-	Open([]byte) ([]byte, error)
-}
+// maxIntermediates bounds the intermediates in memory. Others are read again.
+const maxIntermediates = 1024
 
 // Options of an Authority. Dir and Sealer are needed.
 type Options struct {
 	Dir    string // made with mode 0700 when missing
-	Sealer Sealer
+	Sealer durable.Sealer
+	// Issuer is above all intermediates. Default: each lineage has a root of its own.
+	Issuer *Issuer
 	Logger *slog.Logger // default: slog.Default()
 }
 
@@ -62,7 +64,7 @@ type Options struct {
 // is safe for concurrent use; two processes must not share a Dir.
 type Authority struct {
 	dir    string // <Dir>/lineage
-	sealer Sealer
+	sealer durable.Sealer
 	log    *slog.Logger
 	now    func() time.Time
 
@@ -70,15 +72,10 @@ type Authority struct {
 	// before mu.
 	change sync.Mutex
 
-	mu      sync.Mutex
-	members map[string]string // sandbox ID -> lineage
-	issuers *simplelru.LRU[string, *issuer]
-}
-
-// issuer is a sandbox's intermediate, ready to sign.
-type issuer struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	mu            sync.Mutex
+	issuer        *Issuer                       // nil: each lineage has a root of its own
+	lineages      map[string]string             // sandbox ID -> lineage
+	intermediates *simplelru.LRU[string, *pair] // by sandbox ID
 }
 
 // window is the time in which a certificate is used without renewing it.
@@ -95,14 +92,15 @@ func Open(o Options) (*Authority, error) {
 		o.Logger = slog.Default()
 	}
 	a := &Authority{
-		dir:     filepath.Join(o.Dir, "lineage"),
-		sealer:  o.Sealer,
-		log:     o.Logger,
-		now:     time.Now,
-		members: map[string]string{},
+		dir:      filepath.Join(o.Dir, "lineage"),
+		sealer:   o.Sealer,
+		log:      o.Logger,
+		now:      time.Now,
+		lineages: map[string]string{},
+		issuer:   o.Issuer,
 	}
 	// The size is a positive constant, the only thing that can be wrong.
-	a.issuers, _ = simplelru.NewLRU[string, *issuer](maxIssuers, nil)
+	a.intermediates, _ = simplelru.NewLRU[string, *pair](maxIntermediates, nil)
 
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
@@ -110,36 +108,60 @@ func Open(o Options) (*Authority, error) {
 	if err := durable.RemoveUnfinished(filepath.Join(a.dir, "*")); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
 	}
-	files, err := filepath.Glob(filepath.Join(a.dir, "*", memberPrefix+"*"+pemSuffix))
+	files, err := filepath.Glob(filepath.Join(a.dir, "*", sandboxPrefix+"*"+pemSuffix))
 	if err != nil {
 		return nil, fmt.Errorf("listing the certificate authorities: %w", err)
 	}
 	for _, f := range files {
-		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), memberPrefix), pemSuffix)
+		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), sandboxPrefix), pemSuffix)
 		lineage := filepath.Base(filepath.Dir(f))
-		if was, twice := a.members[id]; twice {
+		if was, twice := a.lineages[id]; twice {
 			return nil, fmt.Errorf("sandbox %q has certificate authorities in two lineages, %q and %q, below %s: remove the one that is not its own", id, was, lineage, a.dir)
 		}
-		a.members[id] = lineage
+		a.lineages[id] = lineage
 	}
 	return a, nil
 }
 
-// Root returns the PEM certificate of the root that the sandbox must trust,
-// making a lineage and the sandbox's intermediate the first time.
+// issuerLineage is the lineage of all sandboxes below an Issuer. It is no sandbox's ID.
+const issuerLineage = "_issuer"
+
+// SetIssuer has another issuer in the place of the one before.
+func (a *Authority) SetIssuer(i *Issuer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.issuer = i
+}
+
+func (a *Authority) currentIssuer() *Issuer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.issuer
+}
+
+// Root returns the PEM certificate of the root that the sandbox must trust, or the topmost
+// of the Issuer's, making a lineage and the sandbox's intermediate the first time.
 func (a *Authority) Root(sandboxID string) ([]byte, error) {
 	if err := checkID(sandboxID); err != nil {
 		return nil, err
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
+	if i := a.currentIssuer(); i != nil {
+		if _, ok := a.lineage(sandboxID); !ok {
+			if err := a.makeIntermediate(sandboxID, issuerLineage); err != nil {
+				return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
+			}
+		}
+		return i.root(), nil
+	}
 	lineage, ok := a.lineage(sandboxID)
 	if !ok {
 		lineage = sandboxID
-		if err := a.found(lineage); err != nil {
+		if err := a.makeRoot(lineage); err != nil {
 			return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
 		}
-		if err := a.join(sandboxID, lineage); err != nil {
+		if err := a.makeIntermediate(sandboxID, lineage); err != nil {
 			return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
 		}
 	}
@@ -171,7 +193,7 @@ func (a *Authority) Adopt(childID, parentID string) error {
 	case ok:
 		return fmt.Errorf("adopting sandbox %q: it already has a certificate authority in lineage %q", childID, has)
 	}
-	if err := a.join(childID, lineage); err != nil {
+	if err := a.makeIntermediate(childID, lineage); err != nil {
 		return fmt.Errorf("adopting sandbox %q: %w", childID, err)
 	}
 	return nil
@@ -190,13 +212,13 @@ func (a *Authority) Forget(sandboxID string) error {
 		lineage = sandboxID // a root may be left from a creation cut short
 	}
 	a.mu.Lock()
-	delete(a.members, sandboxID)
-	a.issuers.Remove(sandboxID)
+	delete(a.lineages, sandboxID)
+	a.intermediates.Remove(sandboxID)
 	a.mu.Unlock()
 	if err := a.remove(sandboxID, lineage); err != nil {
 		if ok {
 			a.mu.Lock()
-			a.members[sandboxID] = lineage // so that Forget can be tried again
+			a.lineages[sandboxID] = lineage // so that Forget can be tried again
 			a.mu.Unlock()
 		}
 		return fmt.Errorf("forgetting the certificate authority of sandbox %q: %w", sandboxID, err)
@@ -207,12 +229,12 @@ func (a *Authority) Forget(sandboxID string) error {
 func (a *Authority) lineage(sandboxID string) (string, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l, ok := a.members[sandboxID]
+	l, ok := a.lineages[sandboxID]
 	return l, ok
 }
 
-// found makes the root of a lineage unless there is one.
-func (a *Authority) found(lineage string) error {
+// makeRoot makes the root of a lineage unless there is one.
+func (a *Authority) makeRoot(lineage string) error {
 	_, err := os.Lstat(a.rootFile(lineage))
 	if err == nil {
 		return nil
@@ -230,49 +252,60 @@ func (a *Authority) found(lineage string) error {
 	return a.save(a.rootFile(lineage), p)
 }
 
-// join signs an intermediate for a sandbox with its lineage's root. It also
+// makeIntermediate signs one for a sandbox with the Issuer, or its lineage's root. It also
 // renews one.
-func (a *Authority) join(sandboxID, lineage string) error {
-	root, err := a.load(a.rootFile(lineage))
+func (a *Authority) makeIntermediate(sandboxID, lineage string) error {
+	signer := a.currentIssuer()
+	var issuers []*x509.Certificate
+	if signer != nil {
+		issuers = signer.chain
+		if err := durable.MkdirAll(a.lineageDir(lineage), 0o700); err != nil {
+			return err
+		}
+	} else {
+		root, err := a.load(a.rootFile(lineage))
+		if err != nil {
+			return err
+		}
+		signer = &Issuer{chain: []*x509.Certificate{root.cert}, key: root.key}
+	}
+	p, err := newIntermediate(sandboxID, signer, a.now())
 	if err != nil {
 		return err
 	}
-	p, err := newIntermediate(sandboxID, root, a.now())
-	if err != nil {
-		return err
-	}
-	if err := a.save(a.memberFile(lineage, sandboxID), p); err != nil {
+	p.issuers = issuers
+	if err := a.save(a.sandboxFile(lineage, sandboxID), p); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.members[sandboxID] = lineage
-	a.issuers.Add(sandboxID, &issuer{cert: p.cert, key: p.key})
+	a.lineages[sandboxID] = lineage
+	a.intermediates.Add(sandboxID, p)
 	return nil
 }
 
-// issuer returns the sandbox's intermediate, renewed when it is time.
-func (a *Authority) issuer(sandboxID string) (*issuer, error) {
-	if i := a.cachedIssuer(sandboxID); i != nil {
-		return i, nil
+// intermediate returns the sandbox's intermediate, renewed when it is time.
+func (a *Authority) intermediate(sandboxID string) (*pair, error) {
+	if p := a.cachedIntermediate(sandboxID); p != nil {
+		return p, nil
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
-	if i := a.cachedIssuer(sandboxID); i != nil {
-		return i, nil
+	if p := a.cachedIntermediate(sandboxID); p != nil {
+		return p, nil
 	}
 	lineage, ok := a.lineage(sandboxID)
 	if !ok {
 		return nil, ErrNoAuthority
 	}
-	p, err := a.load(a.memberFile(lineage, sandboxID))
+	p, err := a.load(a.sandboxFile(lineage, sandboxID))
 	if err != nil {
 		return nil, err
 	}
-	if now := a.now(); !intermediateWindow(p.cert).contains(now) {
-		err := a.join(sandboxID, lineage)
+	if now := a.now(); !a.current(p) {
+		err := a.makeIntermediate(sandboxID, lineage)
 		if err == nil {
-			return a.cachedIssuer(sandboxID), nil
+			return a.cachedIntermediate(sandboxID), nil
 		}
 		if now.Before(p.cert.NotBefore) || !now.Before(p.cert.NotAfter) {
 			return nil, fmt.Errorf("renewing the intermediate: %w", err)
@@ -280,20 +313,27 @@ func (a *Authority) issuer(sandboxID string) (*issuer, error) {
 		// Still good: carry on with it and try again for the next leaf.
 		a.log.Warn("intermediate certificate not renewed", slog.String("sandbox_id", sandboxID),
 			slog.Time("not_after", p.cert.NotAfter), slog.Any("error", err))
-		return &issuer{cert: p.cert, key: p.key}, nil
+		return p, nil
 	}
-	i := &issuer{cert: p.cert, key: p.key}
 	a.mu.Lock()
-	a.issuers.Add(sandboxID, i)
+	a.intermediates.Add(sandboxID, p)
 	a.mu.Unlock()
-	return i, nil
+	return p, nil
 }
 
-func (a *Authority) cachedIssuer(sandboxID string) *issuer {
+func (a *Authority) cachedIntermediate(sandboxID string) *pair {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if i, ok := a.issuers.Get(sandboxID); ok && intermediateWindow(i.cert).contains(a.now()) {
-		return i
+	p, ok := a.intermediates.Get(sandboxID)
+	a.mu.Unlock()
+	if ok && a.current(p) {
+		return p
 	}
 	return nil
+}
+
+// current reports whether an intermediate signs leaves as it is: it is not to be renewed
+// yet, and is below the issuer of now.
+func (a *Authority) current(p *pair) bool {
+	top := a.currentIssuer()
+	return intermediateWindow(p.cert).contains(a.now()) && (top == nil || len(p.issuers) > 0 && top.has(p.issuers[0]))
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"sallyport/gateway/mitm"
+	"sallyport/internal/durable"
 	"sallyport/internal/test/must"
 )
 
@@ -56,7 +57,7 @@ func (a *authority) Forget(id string) error {
 	return err
 }
 
-func open(t testing.TB, dir string, s Sealer) *authority {
+func open(t testing.TB, dir string, s durable.Sealer) *authority {
 	t.Helper()
 	a, err := Open(Options{Dir: dir, Sealer: s})
 	must.OK(t, err)
@@ -80,9 +81,11 @@ func verify(t testing.TB, a *authority, id, name string, roots []byte, at time.T
 		t.Fatal("the root is not PEM")
 	}
 	chain := c.Certificates[0]
-	cert, err := x509.ParseCertificate(chain.Certificate[1])
-	must.OK(t, err)
-	inter.AddCert(cert)
+	for _, der := range chain.Certificate[1:] {
+		cert, err := x509.ParseCertificate(der)
+		must.OK(t, err)
+		inter.AddCert(cert)
+	}
 	_, err = chain.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: inter, CurrentTime: at})
 	return err
 }
@@ -124,7 +127,7 @@ func TestLeafVerifiesForItsNameAndSandboxOnly(t *testing.T) {
 		t.Errorf("leaf lives %v, want 7 days at most", d)
 	}
 	// The intermediate must not be able to make another authority.
-	i, err := a.issuer("a")
+	i, err := a.intermediate("a")
 	must.OK(t, err)
 	if i.cert.MaxPathLen != 0 || !i.cert.MaxPathLenZero {
 		t.Errorf("path length of the intermediate is %d, want 0", i.cert.MaxPathLen)
@@ -292,7 +295,7 @@ func TestForgetWinsOverSigning(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		if n := a.issuers.Len(); n != 0 {
+		if n := a.intermediates.Len(); n != 0 {
 			t.Fatalf("%d intermediates of a forgotten sandbox are held", n)
 		}
 	}
@@ -368,16 +371,16 @@ func TestFailsClosed(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		damage func(t *testing.T, file string)
-		seal   func(t *testing.T, s Sealer) Sealer
+		seal   func(t *testing.T, s durable.Sealer) durable.Sealer
 	}{
-		{name: "another sealing key", seal: func(t *testing.T, _ Sealer) Sealer { return newSealer(t) }},
+		{name: "another sealing key", seal: func(t *testing.T, _ durable.Sealer) durable.Sealer { return newSealer(t) }},
 		{name: "empty file", damage: func(t *testing.T, f string) { write(t, f, nil) }},
 		{name: "cut file", damage: func(t *testing.T, f string) {
 			data, _ := os.ReadFile(f)
 			write(t, f, data[:len(data)/2])
 		}},
 		{name: "key of another sandbox", damage: func(t *testing.T, f string) {
-			other := filepath.Join(filepath.Dir(f), "..", "b", memberPrefix+"b.pem")
+			other := filepath.Join(filepath.Dir(f), "..", "b", sandboxPrefix+"b.pem")
 			mine, _ := os.ReadFile(f)
 			theirs, _ := os.ReadFile(other)
 			cert, _ := pem.Decode(mine)
@@ -387,11 +390,11 @@ func TestFailsClosed(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
-			var s Sealer = newSealer(t)
+			var s durable.Sealer = newSealer(t)
 			a := open(t, dir, s)
 			root(t, a, "a")
 			root(t, a, "b")
-			file := filepath.Join(dir, "lineage", "a", memberPrefix+"a.pem")
+			file := filepath.Join(dir, "lineage", "a", sandboxPrefix+"a.pem")
 			if tt.damage != nil {
 				tt.damage(t, file)
 			}

@@ -9,8 +9,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"fmt"
-	"net"
-	"net/netip"
 	"time"
 )
 
@@ -26,8 +24,9 @@ const (
 
 // pair is a certificate and its private key.
 type pair struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	cert    *x509.Certificate
+	issuers []*x509.Certificate // the chain of the Issuer that signed it, if one did
+	key     *ecdsa.PrivateKey
 }
 
 // intermediateWindow is when an intermediate is used without renewing it.
@@ -43,13 +42,13 @@ func newRoot(lineage string, now time.Time) (*pair, error) {
 	return newAuthority("root", lineage, nil, now, rootLife)
 }
 
-func newIntermediate(sandboxID string, root *pair, now time.Time) (*pair, error) {
+func newIntermediate(sandboxID string, root *Issuer, now time.Time) (*pair, error) {
 	return newAuthority("sandbox", sandboxID, root, now, intermediateLife)
 }
 
 // newAuthority makes a key and a certificate that may sign, self-signed when
 // there is no parent.
-func newAuthority(role, id string, parent *pair, now time.Time, life time.Duration) (*pair, error) {
+func newAuthority(role, id string, parent *Issuer, now time.Time, life time.Duration) (*pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -73,18 +72,21 @@ func newAuthority(role, id string, parent *pair, now time.Time, life time.Durati
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		SubjectKeyId:          keyID,
 	}
-	signer := &pair{cert: t, key: key}
+	signer := &Issuer{chain: []*x509.Certificate{t}, key: key}
 	if parent == nil {
 		t.MaxPathLen = 1
 	} else {
 		signer = parent
 		t.MaxPathLenZero = true
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		if t.NotAfter.After(parent.cert.NotAfter) {
-			t.NotAfter = parent.cert.NotAfter
+		if until := parent.Expires(); t.NotAfter.After(until) {
+			t.NotAfter = until
+		}
+		if from := parent.chain[0].NotBefore; t.NotBefore.Before(from) { // the one above it is not good before
+			t.NotBefore = from
 		}
 		if !now.Before(t.NotAfter) {
-			return nil, fmt.Errorf("its root expired on %s: make a new sandbox", parent.cert.NotAfter.Format(time.DateOnly))
+			return nil, fmt.Errorf("the certificate above it expired on %s: make a new sandbox, or renew the issuer", t.NotAfter.Format(time.DateOnly))
 		}
 	}
 	cert, err := sign(t, signer, &key.PublicKey)
@@ -94,37 +96,9 @@ func newAuthority(role, id string, parent *pair, now time.Time, life time.Durati
 	return &pair{cert: cert, key: key}, nil
 }
 
-// newLeaf makes a certificate for one host name or one IP address.
-func newLeaf(name string, public *ecdsa.PublicKey, i *issuer, now time.Time) (*x509.Certificate, error) {
-	keyID, err := subjectKeyID(public)
-	if err != nil {
-		return nil, err
-	}
-	// No common name: it is limited to 64 characters and no client that checks
-	// the subject alternative name (RFC 9525) looks at it.
-	t := &x509.Certificate{
-		Subject:               pkix.Name{Organization: []string{"Sallyport"}},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(leafLife - backdate),
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		SubjectKeyId:          keyID,
-	}
-	if t.NotAfter.After(i.cert.NotAfter) {
-		t.NotAfter = i.cert.NotAfter
-	}
-	if addr, err := netip.ParseAddr(name); err == nil {
-		t.IPAddresses = []net.IP{addr.AsSlice()}
-	} else {
-		t.DNSNames = []string{name}
-	}
-	return sign(t, &pair{cert: i.cert, key: i.key}, public)
-}
-
 // sign leaves the serial number to crypto/x509, which draws one at random.
-func sign(t *x509.Certificate, signer *pair, public *ecdsa.PublicKey) (*x509.Certificate, error) {
-	der, err := x509.CreateCertificate(rand.Reader, t, signer.cert, public, signer.key)
+func sign(t *x509.Certificate, signer *Issuer, public *ecdsa.PublicKey) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, t, signer.chain[0], public, signer.key)
 	if err != nil {
 		return nil, fmt.Errorf("signing a certificate: %w", err)
 	}

@@ -2,6 +2,7 @@ package ca
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,6 +10,9 @@ import (
 
 	"sallyport/gateway/mitm"
 )
+
+// errNoHostKey: the sandboxes below an Issuer know no key that certifies hosts of SSH.
+var errNoHostKey = errors.New("SSH destinations need a root of Sallyport's own, which pods do not trust: allow HTTPS in place of SSH")
 
 // hostCertLife is how long a certificate for an SSH host is good.
 const hostCertLife = 7 * 24 * time.Hour
@@ -29,6 +33,9 @@ func (a *Authority) Certify(sandboxID, name string, public []byte) ([]byte, erro
 	lineage, ok := a.lineage(sandboxID)
 	if !ok {
 		return nil, ErrNoAuthority
+	}
+	if a.currentIssuer() != nil {
+		return nil, errNoHostKey
 	}
 	root, err := a.load(a.rootFile(lineage))
 	if err != nil {

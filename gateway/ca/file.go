@@ -16,10 +16,11 @@ import (
 )
 
 // Layout: <Dir>/lineage/<lineage>/root.pem and sandbox-<ID>.pem, each holding a
-// certificate and the sealed private key.
+// certificate and the sealed private key. <Dir>/lineage/_issuer has the sandboxes below an
+// Issuer, no root, and in each file the issuer's chain as well.
 const (
 	rootName         = "root.pem"
-	memberPrefix     = "sandbox-"
+	sandboxPrefix    = "sandbox-"
 	pemSuffix        = ".pem"
 	blockCertificate = "CERTIFICATE"
 	blockSealedKey   = "SALLYPORT SEALED PRIVATE KEY"
@@ -39,14 +40,15 @@ func (a *Authority) lineageDir(lineage string) string { return filepath.Join(a.d
 func (a *Authority) rootFile(lineage string) string {
 	return filepath.Join(a.dir, lineage, rootName)
 }
-func (a *Authority) memberFile(lineage, id string) string {
-	return filepath.Join(a.dir, lineage, memberPrefix+id+pemSuffix)
+func (a *Authority) sandboxFile(lineage, id string) string {
+	return filepath.Join(a.dir, lineage, sandboxPrefix+id+pemSuffix)
 }
 
 // sealedPair is a certificate with its key as it is on disk.
 type sealedPair struct {
-	cert *x509.Certificate
-	key  []byte
+	cert    *x509.Certificate
+	issuers []*x509.Certificate
+	key     []byte
 }
 
 // readPair reads a file without unsealing its key.
@@ -59,8 +61,14 @@ func readPair(path string) (*sealedPair, error) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		switch block.Type {
 		case blockCertificate:
-			if p.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
+			c, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
 				return nil, damaged(path, err)
+			}
+			if p.cert == nil {
+				p.cert = c
+			} else {
+				p.issuers = append(p.issuers, c)
 			}
 		case blockSealedKey:
 			p.key = block.Bytes
@@ -97,7 +105,7 @@ func (a *Authority) load(path string) (*pair, error) {
 	if !ok || !key.PublicKey.Equal(p.cert.PublicKey) {
 		return nil, damaged(path, errors.New("the key is not the certificate's"))
 	}
-	return &pair{cert: p.cert, key: key}, nil
+	return &pair{cert: p.cert, issuers: p.issuers, key: key}, nil
 }
 
 // save writes a pair so that it is on disk, whole, when save returns.
@@ -112,7 +120,11 @@ func (a *Authority) save(path string, p *pair) error {
 		return fmt.Errorf("sealing the key for %s: %w", path, err)
 	}
 	var buf bytes.Buffer
-	for _, b := range []*pem.Block{{Type: blockCertificate, Bytes: p.cert.Raw}, {Type: blockSealedKey, Bytes: sealed}} {
+	blocks := []*pem.Block{{Type: blockCertificate, Bytes: p.cert.Raw}, {Type: blockSealedKey, Bytes: sealed}}
+	for _, c := range p.issuers {
+		blocks = append(blocks, &pem.Block{Type: blockCertificate, Bytes: c.Raw})
+	}
+	for _, b := range blocks {
 		if err := pem.Encode(&buf, b); err != nil {
 			return err
 		}
@@ -123,10 +135,10 @@ func (a *Authority) save(path string, p *pair) error {
 // remove deletes a sandbox's file, and its lineage when no member is left.
 func (a *Authority) remove(id, lineage string) error {
 	dir := a.lineageDir(lineage)
-	if err := removeFile(a.memberFile(lineage, id)); err != nil {
+	if err := removeFile(a.sandboxFile(lineage, id)); err != nil {
 		return err
 	}
-	left, err := filepath.Glob(filepath.Join(dir, memberPrefix+"*"+pemSuffix))
+	left, err := filepath.Glob(filepath.Join(dir, sandboxPrefix+"*"+pemSuffix))
 	if err != nil || len(left) > 0 {
 		return errors.Join(err, durable.SyncDir(dir))
 	}

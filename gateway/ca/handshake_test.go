@@ -203,12 +203,7 @@ class Client {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tool := tt.args(rootPEM)[0]
-			if _, err := exec.LookPath(tool); err != nil {
-				if os.Getenv("CI") == "true" {
-					t.Fatal(err)
-				}
-				t.Skip(err)
-			}
+			must.Program(t, tool)
 			run := func(roots string) ([]byte, error) {
 				args := tt.args(roots)
 				cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)

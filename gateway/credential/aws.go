@@ -1,7 +1,6 @@
 package credential
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -34,7 +33,7 @@ func (k awsKind) compose(fields map[string]Secret) (*composed, error) {
 		used = append(used, name)
 	}
 	keys := &sigv4.Keys{ID: id, Secret: secret, Session: session}
-	c := &composed{sign: func(r *http.Request, s Signing) error { return k.sign(keys, r, s) }}
+	c := &composed{sign: func(r *http.Request, s Signing) (string, error) { return k.sign(keys, r, s) }}
 	return c.keeps(used, fields), nil
 }
 
@@ -54,9 +53,12 @@ func (awsKind) own(*http.Request) bool { return false } // it is signed, and sig
 func (k awsKind) form(r *http.Request) (sigv4.Form, error) {
 	f, err := sigv4.Parse(r)
 	if errors.Is(err, sigv4.ErrUnsigned) && k.Service != "" && k.Region != "" {
-		return sigv4.Form{Algorithm: sigv4.V4, Service: k.Service, Region: k.Region, Headers: []string{"content-type"}}, nil
+		f, err = sigv4.Form{Algorithm: sigv4.V4, Service: k.Service, Region: k.Region, Headers: []string{"content-type"}}, nil
 	}
 	switch {
+	case r.Method == http.MethodPost && strings.Contains(strings.ToLower(strings.Join(r.Header["Content-Type"], ",")), "multipart/form-data"):
+		// S3 takes the signature of such a form for the request's.
+		return f, unsignable("a form of parts has its signature in it, which may be of other keys: send it as another request (S3: PutObject)")
 	case err != nil:
 		return f, unsignable("%v: configure the SDK with any keys, so that it signs", err)
 	case k.Service != "" && f.Service != k.Service:
@@ -74,23 +76,25 @@ func (k awsKind) refuses(r *http.Request) error {
 	return err
 }
 
-func (k awsKind) sign(keys *sigv4.Keys, r *http.Request, s Signing) error {
+func (k awsKind) sign(keys *sigv4.Keys, r *http.Request, s Signing) (signature string, err error) {
 	f, err := k.form(s.Sent)
 	if err != nil {
-		return err
+		return "", err
+	}
+	if err := refuseIssuing(r, f.Service, s); err != nil {
+		return "", err
 	}
 	payload, err := k.payload(r, f, s)
 	if err != nil {
-		return err
+		return "", err
 	}
-	signature, err := keys.Sign(r, f, payload, s.Now)
-	if err != nil {
-		return err
+	if signature, err = keys.Sign(r, f, payload, s.Now); err != nil {
+		return "", err
 	}
 	if payload == sigv4.Chunked || payload == sigv4.ChunkedTrailer {
 		r.Body = keys.NewChunks(r.Body, f, signature, payload == sigv4.ChunkedTrailer, s.Now, s.Room)
 	}
-	return nil
+	return signature, nil
 }
 
 // payload is what stands for the body in the signature.
@@ -100,10 +104,9 @@ func (k awsKind) payload(r *http.Request, f sigv4.Form, s Signing) (string, erro
 	if said == "" && f.Query {
 		said = r.URL.Query().Get(header)
 	}
-	_, notHex := hex.DecodeString(said)
 	empty := r.Body == nil || r.Body == http.NoBody
 	switch {
-	case said == sigv4.Unsigned, said == sigv4.UnsignedTrailer, len(said) == len(sigv4.Empty) && notHex == nil:
+	case said == sigv4.Unsigned, said == sigv4.UnsignedTrailer, len(said) == len(sigv4.Empty) && strings.Trim(said, "0123456789abcdefABCDEF") == "":
 		return said, nil
 	case said == sigv4.Chunked || said == sigv4.ChunkedTrailer:
 		if empty || f.Algorithm != sigv4.V4 || f.Query {

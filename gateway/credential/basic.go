@@ -34,7 +34,8 @@ func (k basicKind) compose(fields map[string]Secret) (*composed, error) {
 	if len(used) == 0 { // some services take a key for the username
 		used = names
 	}
-	return constant(func(r *http.Request) { setHeader(r, "Authorization", value) }, pair, coded, value).keeps(used, fields), nil
+	sent := NewSecret(value)
+	return constant(func(r *http.Request) { setHeader(r, "Authorization", sent.Reveal()) }, NewSecret(pair), NewSecret(coded), sent).keeps(used, fields), nil
 }
 
 func (basicKind) own(r *http.Request) bool { return hasHeader(r, "Authorization") }

@@ -48,7 +48,7 @@ type Reading struct {
 
 // Broker leases credentials. It is safe for concurrent use.
 //
-// A Remote source's answer holds until its TTL or the material's expiry is over. It is
+// A Remote source's answer holds until its TTL (see [Lasting]) or the material's expiry is over. It is
 // read again before, while the old one is still leased. While the source cannot be
 // reached, the old one is leased until the credential's grace after the TTL is over too,
 // but never past its expiry; then leases fail. A source that refuses ends what it gave.
@@ -100,9 +100,9 @@ func New(o Options) *Broker {
 
 // Replace exchanges all sources for those of a policy's revision, as a reload
 // does, and forgets what the old ones said. From then on a decision of another
-// policy leases nothing: a name may stand for another secret now. What sandboxes have of
-// their own stays where a name has the same PerSandbox source as before, and is given up
-// elsewhere.
+// policy leases nothing: a name may stand for another secret now. Credentials that
+// sandboxes have of their own stay where a name has the same PerSandbox source as before,
+// and are given up elsewhere.
 func (b *Broker) Replace(sources map[string]Source, revision string) {
 	before := b.current.Load()
 	entries := make(map[string]*entry, len(sources))
@@ -113,7 +113,7 @@ func (b *Broker) Replace(sources map[string]Source, revision string) {
 			e.source, e.proxies, e.registries, e.sinks = l.Source, l.Proxies, l.Registries, l.Sinks
 		}
 		if l, ok := e.source.(Lasting); ok {
-			e.source, e.grace = l.Source, l.Grace
+			e.source, e.grace, e.cache = l.Source, l.Grace, l.Cache
 		}
 		if each, ok := e.source.(PerSandbox); ok {
 			e.owned = &owned{source: each, of: e, each: map[string]*entry{}}
@@ -128,6 +128,7 @@ func (b *Broker) Replace(sources map[string]Source, revision string) {
 		return
 	}
 	for _, e := range before.entries {
+		e.stopDrop()
 		e.owned.close()
 	}
 }
@@ -152,7 +153,10 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	if err != nil {
 		return nil, fmt.Errorf("leasing %q: %w", name, err)
 	}
-	return &Lease{Name: name, Version: s.material.Version, Accessor: s.material.Accessor, to: to, secret: s, short: b.short}, nil
+	return &Lease{
+		Name: name, Version: s.material.Version, Accessor: s.material.Accessor, Fresh: e.freshUntil(),
+		to: to, secret: s, short: b.short,
+	}, nil
 }
 
 // Refresh has the source of a credential asked again because a destination did not take

@@ -30,8 +30,8 @@ func Check(i policy.Inject, fields map[string]Secret, now time.Time) error {
 	return c.expired(now)
 }
 
-// checkSSH says why a private key cannot be read. What package ssh says of it has nothing of
-// it.
+// checkSSH says why a private key cannot be read. An error of package ssh has nothing of
+// the key in it.
 func checkSSH(fields map[string]Secret) error {
 	key := []byte(strings.TrimSpace(fields[FieldPrivateKey].Reveal()) + "\n")
 	var err error

@@ -26,10 +26,10 @@ func (k cookieKind) compose(fields map[string]Secret) (*composed, error) {
 	if strings.ContainsFunc(value, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`",;\`, c) }) {
 		return nil, errors.New(`the secret has a character in it that a cookie cannot hold (a space, a comma, a semicolon, a quote or a backslash); set it in the encoding that the service expects`)
 	}
-	pair := k.Name + "=" + value
+	pair := NewSecret(k.Name + "=" + value)
 	return constant(func(r *http.Request) {
-		setHeader(r, "Cookie", strings.Join(append(k.others(r), pair), "; "))
-	}, value, pair).keeps(used, fields), nil
+		setHeader(r, "Cookie", strings.Join(append(k.others(r), pair.Reveal()), "; "))
+	}, NewSecret(value), pair).keeps(used, fields), nil
 }
 
 func (k cookieKind) own(r *http.Request) bool { return len(k.others(r)) < len(cookies(r)) }

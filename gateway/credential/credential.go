@@ -3,7 +3,7 @@
 //
 // A secret is a [Secret] from the moment it is read: it prints as REDACTED and is
 // revealed only while it is written into a request to the destination that it is
-// bound to. [SentSecrets] keeps the secrets that were sent, so that package scrub
+// bound to. Package sent keeps the secrets that were sent, so that package scrub
 // finds them in responses.
 package credential
 
@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 )
 
@@ -30,35 +29,6 @@ var (
 	ErrUnavailable = errors.New("the secret's source cannot be reached")
 	ErrRefused     = errors.New("the secret's source refused")
 )
-
-const redacted = "REDACTED"
-
-// Secret is a value that must not be shown. Only Reveal gives it. The zero
-// Secret is empty. Two of them are not compared with ==.
-type Secret struct {
-	// A pointer, since package fmt prints what unexported fields lead to without
-	// asking their methods, but of a pointer only the address.
-	value *string
-}
-
-// NewSecret wraps a value.
-func NewSecret(value string) Secret { return Secret{&value} }
-
-// Reveal returns the value. Call it where the value is written into an upstream
-// request or compared, and nowhere else.
-func (s Secret) Reveal() string {
-	if s.value == nil {
-		return ""
-	}
-	return *s.value
-}
-
-func (s Secret) String() string               { return redacted }
-func (s Secret) GoString() string             { return redacted }
-func (s Secret) Format(f fmt.State, _ rune)   { _, _ = f.Write([]byte(redacted)) }
-func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
-func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
-func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
 
 // Binding is the destination that a request with the credential goes to.
 type Binding struct {
@@ -85,6 +55,9 @@ type Material struct {
 	// Ends is when the issuer stops taking it, where that can be after Expires; zero: at
 	// Expires. Answers are searched for it at least until then.
 	Ends time.Time
+	// Cached says that the source may have another one by now. The Broker sets it for a
+	// Remote source.
+	Cached bool
 }
 
 // Source reads one credential's secret. Its errors wrap ErrNoSecret,
@@ -114,4 +87,7 @@ const UntilExpiry = 100 * 365 * 24 * time.Hour
 type Lasting struct {
 	Source
 	Grace time.Duration
+	// Cache is used in place of the TTL, unless it is nil. With 0 each lease has what was
+	// read after it was asked for, and leases that are asked for at the same time share a read.
+	Cache *time.Duration
 }

@@ -9,21 +9,22 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
 // disk is a Keep.
-type disk struct{ saved credential.Saved }
+type disk struct{ saved sent.Saved }
 
-func (d *disk) Load(context.Context, string) (credential.Saved, error) { return d.saved, nil }
+func (d *disk) Load(context.Context, string) (sent.Saved, error) { return d.saved, nil }
 
-func (d *disk) Save(_ context.Context, _ string, more credential.Saved) error {
+func (d *disk) Save(_ context.Context, _ string, more sent.Saved) error {
 	return d.saved.Add(more)
 }
 
-// sent sends a secret that lives for some time, or without an end for 0.
-func sent(t *testing.T, e *credential.SentSecrets, name, value string, life time.Duration) (lost map[string]int, err error) {
+// sendOne sends a secret that lives for some time, or without an end for 0.
+func sendOne(t *testing.T, e *sent.Secrets, name, value string, life time.Duration) (lost map[string]int, err error) {
 	t.Helper()
 	must.OK(t, e.Load(t.Context()))
 	s := &source{value: value}
@@ -45,21 +46,21 @@ func sent(t *testing.T, e *credential.SentSecrets, name, value string, life time
 func TestTokensDoNotDisplaceValidOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
-		all := &credential.SentBySandbox{Keep: d}
-		restart := func() { all = &credential.SentBySandbox{Keep: d} }
+		all := &sent.BySandbox{Keep: d}
+		restart := func() { all = &sent.BySandbox{Keep: d} }
 		send := func(name, value string, life time.Duration) (map[string]int, error) {
 			t.Helper()
-			return sent(t, all.Of("sb-1"), name, value, life)
+			return sendOne(t, all.Of("sb-1"), name, value, life)
 		}
 		_, err := send("key", numbered(1000), 0)
 		must.OK(t, err)
 		_, err = send("long", numbered(1001), 3*time.Hour)
 		must.OK(t, err)
 		n, refused := 0, false
-		for ; n < credential.MaxSent; n++ {
+		for ; n < sent.Max; n++ {
 			time.Sleep(10 * time.Second)
 			if lost, err := send("token", numbered(n), time.Hour); err != nil {
-				if !errors.Is(err, credential.ErrTooManySecrets) {
+				if !errors.Is(err, sent.ErrTooMany) {
 					t.Fatal(err)
 				}
 				refused = true
@@ -68,7 +69,7 @@ func TestTokensDoNotDisplaceValidOnes(t *testing.T) {
 				t.Fatalf("token %d displaces %v", n, lost)
 			}
 		}
-		if !refused || n != credential.MaxSent-2 {
+		if !refused || n != sent.Max-2 {
 			t.Errorf("%d tokens are sent, one more is refused: %v", n, refused)
 		}
 		find := func(when string, old bool) {
@@ -87,7 +88,7 @@ func TestTokensDoNotDisplaceValidOnes(t *testing.T) {
 		find("when it is full,", false)
 		restart()
 		find("after a restart,", false)
-		if _, err := send("token", numbered(n), time.Hour); !errors.Is(err, credential.ErrTooManySecrets) {
+		if _, err := send("token", numbered(n), time.Hour); !errors.Is(err, sent.ErrTooMany) {
 			t.Errorf("after a restart, one more: %v", err)
 		}
 
@@ -107,17 +108,17 @@ func TestTokensDoNotDisplaceValidOnes(t *testing.T) {
 func TestRenewedSecretIsNotDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
-		all := &credential.SentBySandbox{Keep: d}
-		_, err := sent(t, all.Of("sb-1"), "lease", numbered(1000), time.Minute)
+		all := &sent.BySandbox{Keep: d}
+		_, err := sendOne(t, all.Of("sb-1"), "lease", numbered(1000), time.Minute)
 		must.OK(t, err)
-		_, err = sent(t, all.Of("sb-1"), "lease", numbered(1000), 3*time.Hour)
+		_, err = sendOne(t, all.Of("sb-1"), "lease", numbered(1000), 3*time.Hour)
 		must.OK(t, err)
-		all = &credential.SentBySandbox{Keep: d}
+		all = &sent.BySandbox{Keep: d}
 		time.Sleep(time.Hour)
-		for n := range credential.MaxSent {
-			_, err := sent(t, all.Of("sb-1"), "token", numbered(n), time.Second)
+		for n := range sent.Max {
+			_, err := sendOne(t, all.Of("sb-1"), "token", numbered(n), time.Second)
 			must.OK(t, err)
-			time.Sleep(10 * time.Minute / credential.MaxSent * 2)
+			time.Sleep(10 * time.Minute / sent.Max * 2)
 		}
 		if got := says(all.Of("sb-1").Scrubber(), numbered(1000)); got != "lease" {
 			t.Errorf("the renewed secret is %q's", got)
@@ -152,17 +153,17 @@ func TestRefreshBacksOff(t *testing.T) {
 // A secret whose source says that it outlives its lease is not dropped before its end.
 func TestSecretThatEndsAfterItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := new(credential.SentBySandbox).Of("sb-1")
+		e := new(sent.BySandbox).Of("sb-1")
 		l, err := broker(map[string]credential.Source{"lease": outliving{}}).Lease(t.Context(), "lease", api)
 		must.OK(t, err)
 		u, _, err := e.Add(t.Context(), l)
 		must.OK(t, err)
 		e.Release(u)
 		time.Sleep(time.Hour)
-		for n := range credential.MaxSent {
-			_, err = sent(t, e, "token", numbered(n), 3*time.Hour)
+		for n := range sent.Max {
+			_, err = sendOne(t, e, "token", numbered(n), 3*time.Hour)
 		}
-		if got := says(e.Scrubber(), numbered(1000)); got != "lease" || !errors.Is(err, credential.ErrTooManySecrets) {
+		if got := says(e.Scrubber(), numbered(1000)); got != "lease" || !errors.Is(err, sent.ErrTooMany) {
 			t.Errorf("the secret is %q's; the last token: %v", got, err)
 		}
 	})

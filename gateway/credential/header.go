@@ -25,7 +25,8 @@ func (k headerKind) compose(fields map[string]Secret) (*composed, error) {
 	if err := headerSafe(value); err != nil {
 		return nil, err
 	}
-	return constant(func(r *http.Request) { setHeader(r, name, value) }, value).keeps(used, fields), nil
+	sent := NewSecret(value)
+	return constant(func(r *http.Request) { setHeader(r, name, sent.Reveal()) }, sent).keeps(used, fields), nil
 }
 
 func (k headerKind) own(r *http.Request) bool { return hasHeader(r, k.Name) }
@@ -47,9 +48,9 @@ func (bearerKind) compose(fields map[string]Secret) (*composed, error) {
 	if err := headerSafe(token.Reveal()); err != nil {
 		return nil, err
 	}
-	value := "Bearer " + token.Reveal()
-	c := constant(func(r *http.Request) { setHeader(r, "Authorization", value) })
-	c.length = len(value)
+	value := NewSecret("Bearer " + token.Reveal())
+	c := constant(func(r *http.Request) { setHeader(r, "Authorization", value.Reveal()) })
+	c.length = len(value.text)
 	return c.keeps([]string{field}, fields), nil
 }
 

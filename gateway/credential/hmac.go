@@ -22,6 +22,12 @@ import (
 // the rule's own: two rules that say the same are two kinds.
 type hmacKind struct{ *policy.HMACInject }
 
+// signedHeader is a header with the parts of the request left to fill in.
+type signedHeader struct {
+	name     string
+	template Secret
+}
+
 var hmacs = map[string]func() hash.Hash{"": sha256.New, policy.SHA1: sha1.New, policy.SHA256: sha256.New, policy.SHA512: sha512.New}
 
 func (k hmacKind) compose(fields map[string]Secret) (*composed, error) {
@@ -33,7 +39,7 @@ func (k hmacKind) compose(fields map[string]Secret) (*composed, error) {
 	if digest == nil {
 		return nil, fmt.Errorf("inject.hmac.algorithm is %q", k.Algorithm)
 	}
-	given := make([]headerKind, 0, len(k.Headers))
+	given := make([]signedHeader, 0, len(k.Headers))
 	for _, name := range slices.Sorted(maps.Keys(k.Headers)) {
 		value, _, err := execute(k.Headers[name], fields)
 		if err != nil {
@@ -42,49 +48,53 @@ func (k hmacKind) compose(fields map[string]Secret) (*composed, error) {
 		if err := headerSafe(value); err != nil {
 			return nil, err
 		}
-		given = append(given, headerKind{http.CanonicalHeaderKey(name), value})
+		given = append(given, signedHeader{http.CanonicalHeaderKey(name), NewSecret(value)})
 	}
-	c := &composed{sign: func(r *http.Request, s Signing) error {
-		values, err := k.values(r, s)
+	secret := NewSecret(key)
+	c := &composed{sign: func(r *http.Request, s Signing) (string, error) {
+		values, body, err := k.values(r, s)
 		if err != nil {
-			return err
+			return "", err
 		}
-		m := hmac.New(digest, []byte(key))
-		m.Write([]byte(fill(k.Sign, values)))
+		m := hmac.New(digest, []byte(secret.Reveal()))
+		for i, part := range strings.Split(k.Sign, "{body}") {
+			if i > 0 {
+				m.Write(body) // which can be large, and is not copied
+			}
+			m.Write([]byte(fill(part, values)))
+		}
 		if k.Encoding == policy.Base64 {
 			values["signature"] = base64.StdEncoding.EncodeToString(m.Sum(nil))
 		} else {
 			values["signature"] = hex.EncodeToString(m.Sum(nil))
 		}
 		for _, h := range given {
-			setHeader(r, h.Name, fill(h.Value, values))
+			setHeader(r, h.name, fill(h.template.Reveal(), values))
 		}
-		return nil
+		return values["signature"], nil
 	}}
 	return c.keeps(used, fields), nil
 }
 
-// values are the parts of a request by their names.
-func (k hmacKind) values(r *http.Request, s Signing) (map[string]string, error) {
-	values := map[string]string{
+// values are the parts of a request by their names, but for the body.
+func (k hmacKind) values(r *http.Request, s Signing) (values map[string]string, body []byte, err error) {
+	values = map[string]string{
 		"method": r.Method, "host": r.Host, "path": r.URL.EscapedPath(), "query": r.URL.RawQuery,
 		"timestamp": strconv.FormatInt(s.Now.Unix(), 10), "timestampMs": strconv.FormatInt(s.Now.UnixMilli(), 10),
 	}
-	var err error
 	if strings.Contains(k.Sign, "{bodySha256}") {
 		if values["bodySha256"], err = s.Hash(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if strings.Contains(k.Sign, "{body}") {
-		if values["body"], err = s.Body(); err != nil {
-			return nil, err
-		}
+		body, err = s.Body()
 	}
-	return values, nil
+	return values, body, err
 }
 
-// fill puts values in the place of their names in braces. What is put in is not looked at again.
+// fill puts values in the place of their names in braces. A value that is put in is not
+// looked at again.
 func fill(text string, values map[string]string) string {
 	var b strings.Builder
 	for {

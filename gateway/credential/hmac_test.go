@@ -18,8 +18,8 @@ import (
 	"sallyport/policy"
 )
 
-// What is signed is the rule's text with the request's parts in it, and a verifier that
-// knows the key comes to the same.
+// The signed text is the rule's with the request's parts in it, and a verifier that knows the
+// key comes to the same.
 func TestHMAC(t *testing.T) {
 	const key, body = "key-0123456789abcdef", "{method} of a body"
 	at := time.UnixMilli(1700000000123)
@@ -59,7 +59,7 @@ func TestHMAC(t *testing.T) {
 			l.Signing = credential.Signing{
 				Sent: r, Now: at,
 				Hash: func() (string, error) { return digest, nil },
-				Body: func() (string, error) { return body, nil },
+				Body: func() ([]byte, error) { return []byte(body), nil },
 			}
 			inject := policy.Inject{HMAC: &tt.inject}
 			if !credential.Own(inject, r) {

@@ -15,68 +15,19 @@ import (
 	"sallyport/policy"
 )
 
-// kind is one way to give a credential to an HTTP request. Kinds are compared: two that are
-// equal give a secret in the same way.
-type kind interface {
-	// compose fills the fields of a secret in, once for each version of it.
-	compose(fields map[string]Secret) (*composed, error)
-	// own reports whether a sandbox's request has something in the place that the kind
-	// fills.
-	own(r *http.Request) bool
-}
-
-// kindOf returns the kind that a rule names.
-func kindOf(i policy.Inject) (k kind, err error) {
-	if p := i.Protocol(); p.IsLogin() {
-		return nil, fmt.Errorf("inject logs in over %s, and goes into no request", p)
-	}
-	if i.TokenEndpoint {
-		return nil, errors.New("inject.tokenEndpoint is answered by the gateway, and gives the credential to nobody")
-	}
-	given := 0
-	take := func(other kind) { k, given = other, given+1 }
-	if i.Header != nil {
-		take(headerKind(*i.Header))
-	}
-	if i.Basic != nil {
-		take(basicKind(*i.Basic))
-	}
-	if i.Query != nil {
-		take(queryKind(*i.Query))
-	}
-	if i.Cookie != nil {
-		take(cookieKind(*i.Cookie))
-	}
-	if i.ClientCertificate != nil {
-		take(certificateKind(*i.ClientCertificate))
-	}
-	if i.Placeholder != nil {
-		take(placeholderKind{})
-	}
-	if i.AWS != nil {
-		take(awsKind(*i.AWS))
-	}
-	if i.HMAC != nil {
-		take(hmacKind{i.HMAC})
-	}
-	switch given {
-	case 0:
-		return bearerKind{}, nil
-	case 1:
-		return k, nil
-	}
-	return nil, errors.New("inject names more than one kind")
-}
+// signFunc signs each request and returns the signature. It may change a request that it
+// returns an error for.
+type signFunc func(*http.Request, Signing) (signature string, err error)
 
 // composed is a kind with a secret's values in it.
 type composed struct {
-	put    func(*http.Request)                // gives what is the same for each request, or
-	sign   func(*http.Request, Signing) error // signs each; it may change one that it returns an error for
-	traces []Secret                           // what a response could echo, besides the fields: what leaves, and what it was made of
-	length int                                // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
-	secret []string                           // the fields that nobody may know, in the order of their use
-	short  []string                           // those of them that are shorter than MinSecret
-	stands Secret                             // what takes the place of a placeholder; empty for other kinds
+	put    func(*http.Request) // gives what is the same for each request, or
+	sign   signFunc
+	traces []Secret // what a response could echo, besides the fields: what leaves, and what it was made of
+	length int      // of the longest, or of what it is a spelling of where its length depends on more than the fields' lengths
+	secret []string // the fields that nobody may know, in the order of their use
+	short  []string // those of them that are shorter than MinSecret
+	stands Secret   // what takes the place of a placeholder; empty for other kinds
 
 	certificate *tls.Certificate      // of certificateKind
 	fresh       func(time.Time) error // why it cannot be given any more, or yet; nil: it always can
@@ -91,10 +42,10 @@ func (c *composed) expired(now time.Time) error {
 
 // constant is of a kind that gives each request the same. The last of traces is the value
 // that leaves.
-func constant(put func(*http.Request), traces ...string) *composed {
-	c := &composed{put: put}
-	for _, t := range traces {
-		c.traces, c.length = append(c.traces, NewSecret(t)), len(t)
+func constant(put func(*http.Request), traces ...Secret) *composed {
+	c := &composed{put: put, traces: traces}
+	if n := len(traces); n > 0 {
+		c.length = len(traces[n-1].text)
 	}
 	return c
 }

@@ -49,7 +49,7 @@ func TestCookie(t *testing.T) {
 	}
 }
 
-// What a sandbox has put into the injected place is noticed however it is spelt.
+// A sandbox's own value in the injected place is noticed however it is spelt.
 func TestOwn(t *testing.T) {
 	for _, tt := range []struct {
 		name, url, header string

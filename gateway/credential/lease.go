@@ -23,6 +23,10 @@ type Lease struct {
 	Version string
 	// Accessor is that of the first reading of this version: see Material.
 	Accessor string
+	// Fresh is until when the Broker leases the same without asking its source again, in the
+	// past if the next lease needs another read; zero: the source is asked for each lease, or
+	// cannot be reached.
+	Fresh time.Time
 	// Signing is set before Apply where the injection signs requests: see policy.Inject.Signs.
 	Signing Signing
 
@@ -30,6 +34,7 @@ type Lease struct {
 	secret  *secret
 	short   func(credential, field string) bool // see Options.AllowShort
 	applied []*composed
+	signed  Secret
 }
 
 func (b Binding) String() string { return net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port))) }
@@ -68,12 +73,20 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 	}
 	if c.sign == nil {
 		c.put(r)
-	} else if err := c.sign(r, l.Signing); err != nil {
-		return fmt.Errorf("injecting %q: %w", l.Name, err)
+	} else {
+		signature, err := c.sign(r, l.Signing)
+		if err != nil {
+			return fmt.Errorf("injecting %q: %w", l.Name, err)
+		}
+		l.signed = Secret{&held{[]byte(signature)}} // it is worth nothing in some minutes
 	}
 	l.applied = append(l.applied, c)
 	return nil
 }
+
+// Signature is what Apply has signed the request with, empty where it signs none. Until the
+// upstream takes it no more, whoever has it can send that request once more.
+func (l *Lease) Signature() Secret { return l.signed }
 
 // covers checks the request against the binding once more: whatever was decided
 // about one destination must not be sent to another.
@@ -124,9 +137,34 @@ func (l *Lease) Values() []Value {
 	return values
 }
 
-// length is that of the longest value in bytes, as far as it follows from how long
+// Host is that of the lease's binding.
+func (l *Lease) Host() string { return l.to.Host }
+
+// InjectionKey stands for one reading of a secret with one kind of injection: whatever leases of
+// it are applied with is the same.
+type InjectionKey struct{ of *composed }
+
+// Injected returns the key of what the lease was applied with, and whether there is one: there
+// is none of a lease that was applied more than once, or never.
+func (l *Lease) Injected() (key InjectionKey, ok bool) {
+	if len(l.applied) != 1 {
+		return InjectionKey{}, false
+	}
+	return InjectionKey{l.applied[0]}, true
+}
+
+// Expires is when the secret does, for whatever it was made into too; zero if that is not known.
+func (l *Lease) Expires() time.Time {
+	m := l.secret.material
+	if m.Ends.After(m.Expires) {
+		return m.Ends
+	}
+	return m.Expires
+}
+
+// Length is that of the longest value in bytes, as far as it follows from how long
 // the fields are: what a sandbox can see of it tells nothing else.
-func (l *Lease) length() (n int) {
+func (l *Lease) Length() (n int) {
 	for _, f := range l.secret.material.Fields {
 		n = max(n, len(f.Reveal()))
 	}
@@ -179,9 +217,8 @@ func (s *secret) compose(inject policy.Inject) (*composed, error) {
 	return c, nil
 }
 
-// Expires says whether the leased secret has an end, so that its source can give another
-// one before.
-func (l *Lease) Expires() bool { return !l.secret.material.Expires.IsZero() }
+// Cached says whether the source of the secret may have another one by now.
+func (l *Lease) Cached() bool { return l.secret.material.Cached }
 
 // Material returns a copy of the leased secret, for a broker that leases on behalf of
 // another process.

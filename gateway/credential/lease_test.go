@@ -12,6 +12,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -100,10 +101,10 @@ func TestApply(t *testing.T) {
 			if r.URL.RawQuery != tt.query {
 				t.Errorf("query %q, want %q", r.URL.RawQuery, tt.query)
 			}
-			// What the upstream saw comes back: nothing of it may pass.
+			// The values that the upstream saw come back: nothing of them may pass.
 			echo := r.Header.Clone()
 			echo.Set("X-Echo", r.URL.RawQuery)
-			var all credential.SentBySandbox
+			var all sent.BySandbox
 			e := all.Of("sb-1")
 			if _, _, err := e.Add(context.Background(), l); err != nil {
 				t.Fatal(err)
@@ -255,7 +256,7 @@ func FuzzApply(f *testing.F) {
 			inject = query(name, template)
 		}
 		if len(secret) == 0 {
-			t.Skip()
+			t.Skip("no secret")
 		}
 		r := request(t, "https://api.example.com/?a=b")
 		if err := lease(t, fields{"token": secret}).Apply(r, inject); err != nil {
@@ -278,9 +279,11 @@ func FuzzApply(f *testing.F) {
 }
 
 func BenchmarkLeaseAndApply(b *testing.B) {
-	br := broker(map[string]credential.Source{"key": fields{"token": "tok-0123456789ab"}})
+	secret, err := fields{"token": "tok-0123456789ab"}.Read(b.Context())
+	must.OK(b, err)
+	br := broker(map[string]credential.Source{"key": had(secret)})
 	r := request(b, "https://api.example.com/v1?q=1")
-	var all credential.SentBySandbox
+	var all sent.BySandbox
 	e := all.Of("sb-1")
 	for b.Loop() {
 		l, err := br.Lease(b.Context(), "key", api)

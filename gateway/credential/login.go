@@ -8,8 +8,8 @@ import (
 )
 
 // Login is a Source whose secret, a username and a password, may also be given to the
-// proxies that a policy's rules name and to registries of images. Who else may lease it is
-// unchanged.
+// proxies that a policy's rules name and to registries of images. The others that may lease
+// it are unchanged.
 type Login struct {
 	Source
 	// Proxies lists them as scheme://host:port.

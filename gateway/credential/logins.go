@@ -43,7 +43,7 @@ func composeLogin(i policy.Inject, fields map[string]Secret) (*composed, map[str
 			return nil, nil, fmt.Errorf("%w: it has no field %s", ErrNoSecret, FieldPrivateKey)
 		}
 		// A terminal has it with other ends of lines.
-		c := constant(nil, key, strings.ReplaceAll(strings.TrimSpace(key), "\n", "\r\n"))
+		c := constant(nil, NewSecret(key), NewSecret(strings.ReplaceAll(strings.TrimSpace(key), "\n", "\r\n")))
 		c.secret = []string{FieldPrivateKey}
 		if fields[FieldPassphrase].Reveal() != "" {
 			c.secret = append(c.secret, FieldPassphrase)
@@ -71,6 +71,6 @@ func composeLogin(i policy.Inject, fields map[string]Secret) (*composed, map[str
 	if len(used) == 0 {
 		used = names
 	}
-	c := constant(nil, password, password).keeps(used, fields)
+	c := constant(nil, NewSecret(password), NewSecret(password)).keeps(used, fields)
 	return c, map[string]Secret{FieldUsername: NewSecret(user), FieldPassword: NewSecret(password)}, nil
 }

@@ -43,7 +43,7 @@ func (o *owned) entry(sandbox string) *entry {
 	e := o.each[sandbox]
 	if e == nil {
 		e = &entry{
-			source: o.source.For(sandbox), grace: o.of.grace, sandbox: sandbox, timed: true,
+			source: o.source.For(sandbox), grace: o.of.grace, cache: o.of.cache, sandbox: sandbox, timed: true,
 			timeout: o.of.timeout, onRead: o.of.onRead, log: o.of.log,
 		}
 		if o.each != nil {

@@ -25,14 +25,14 @@ func (k queryKind) compose(fields map[string]Secret) (*composed, error) {
 		return nil, fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
 	}
 	// An upstream that encodes a value again may have it in the form in which it came.
-	escaped := url.QueryEscape(value)
+	escaped := NewSecret(url.QueryEscape(value))
 	c := constant(func(r *http.Request) {
 		query := k.without(r)
 		if query != "" {
 			query += "&"
 		}
-		r.URL.RawQuery = query + url.QueryEscape(k.Name) + "=" + escaped
-	}, value, escaped)
+		r.URL.RawQuery = query + url.QueryEscape(k.Name) + "=" + escaped.Reveal()
+	}, NewSecret(value), escaped)
 	c.length = len(value)
 	return c.keeps(used, fields), nil
 }

@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/gateway/credential/sent"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -32,21 +34,21 @@ func says(s *scrub.Scrubber, text string) (names string) {
 func numbered(n int) string { return fmt.Sprintf("sk-%08d-secret", n) }
 
 func TestExposure(t *testing.T) {
-	var all credential.SentBySandbox
+	var all sent.BySandbox
 	e := all.Of("sb-1")
 	s := e.Scrubber()
 	held, lost, err := e.Add(context.Background(), leased(t, "first", fields{"token": numbered(0)}))
 	if err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
-	for n := 1; n < credential.MaxSent; n++ {
+	for n := 1; n < sent.Max; n++ {
 		u, lost, err := e.Add(context.Background(), leased(t, "others", fields{"token": numbered(n)}))
 		if err != nil || len(lost) > 0 {
 			t.Fatal(n, lost, err)
 		}
 		e.Release(u)
 	}
-	for _, n := range []int{0, 1, credential.MaxSent - 1} {
+	for _, n := range []int{0, 1, sent.Max - 1} {
 		if says(s, numbered(n)) == "" {
 			t.Errorf("value %d is not looked for", n)
 		}
@@ -61,7 +63,7 @@ func TestExposure(t *testing.T) {
 			t.Errorf("value %d is %q's, want %q", n, got, want)
 		}
 	}
-	// What is sent again is young again.
+	// A secret that is sent again is young again.
 	e.Release(u)
 	again := leased(t, "others", fields{"token": numbered(2)})
 	if u, lost, err = e.Add(context.Background(), again); err != nil || len(lost) > 0 {
@@ -87,10 +89,10 @@ func TestExposure(t *testing.T) {
 
 // Where all there is room for is in use, nothing more is sent.
 func TestExposureCrowded(t *testing.T) {
-	var all credential.SentBySandbox
+	var all sent.BySandbox
 	e := all.Of("sb-1")
-	var uses []*credential.Use
-	for n := range credential.MaxSent {
+	var uses []*sent.Use
+	for n := range sent.Max {
 		u, _, err := e.Add(context.Background(), leased(t, "key", fields{"token": numbered(n)}))
 		if err != nil {
 			t.Fatal(n, err)
@@ -98,7 +100,7 @@ func TestExposureCrowded(t *testing.T) {
 		uses = append(uses, u)
 	}
 	one := leased(t, "key", fields{"token": numbered(999)})
-	if _, _, err := e.Add(context.Background(), one); !errors.Is(err, credential.ErrTooManySecrets) {
+	if _, _, err := e.Add(context.Background(), one); !errors.Is(err, sent.ErrTooMany) {
 		t.Errorf("error %v", err)
 	}
 	e.Release(uses[7])
@@ -109,7 +111,7 @@ func TestExposureCrowded(t *testing.T) {
 
 // The bound is in bytes too; one secret alone may be larger.
 func TestExposureOfLongSecrets(t *testing.T) {
-	var all credential.SentBySandbox
+	var all sent.BySandbox
 	e := all.Of("sb-1")
 	u, _, err := e.Add(context.Background(), leased(t, "small", fields{"token": numbered(1)}))
 	must.OK(t, err)
@@ -125,7 +127,7 @@ func TestExposureOfLongSecrets(t *testing.T) {
 
 // A sandbox that sends what it has sent before costs no new index.
 func TestExposureAgain(t *testing.T) {
-	var all credential.SentBySandbox
+	var all sent.BySandbox
 	e := all.Of("sb-1")
 	l := leased(t, "key", fields{"token": numbered(1)})
 	if n := testing.AllocsPerRun(100, func() {
@@ -138,10 +140,10 @@ func TestExposureAgain(t *testing.T) {
 }
 
 func BenchmarkExpose(b *testing.B) {
-	for _, n := range []int{1, credential.MaxSent} {
+	for _, n := range []int{1, sent.Max} {
 		b.Run(fmt.Sprint(n, " values anew"), func(b *testing.B) {
 			b.ReportAllocs()
-			var all credential.SentBySandbox
+			var all sent.BySandbox
 			e := all.Of("sb-1")
 			i := 0
 			for b.Loop() {
@@ -155,4 +157,87 @@ func BenchmarkExpose(b *testing.B) {
 			}
 		})
 	}
+}
+
+// slowKeep is a disk that takes as long for each save as the test says.
+type slowKeep struct {
+	saving chan sent.Saved
+	done   chan error
+}
+
+func (slowKeep) Load(context.Context, string) (sent.Saved, error) {
+	return sent.Saved{}, nil
+}
+
+func (k slowKeep) Save(_ context.Context, _ string, more sent.Saved) error {
+	k.saving <- more
+	return <-k.done
+}
+
+// A request whose credential is saved does not wait for the disk that another one waits for,
+// and none is sent before its own is saved.
+func TestSavingHoldsNothingElseUp(t *testing.T) {
+	k := slowKeep{make(chan sent.Saved), make(chan error)}
+	all := sent.BySandbox{Keep: k}
+	e := all.Of("sb-1")
+	add := func(l *credential.Lease) <-chan error {
+		result := make(chan error, 1)
+		go func() {
+			use, _, err := e.Add(context.Background(), l)
+			if err == nil {
+				e.Release(use)
+			}
+			result <- err
+		}()
+		return result
+	}
+	wait := func(what string, result <-chan error) error {
+		t.Helper()
+		select {
+		case err := <-result:
+			return err
+		case <-time.After(20 * time.Second):
+			t.Fatal(what + " waits for the disk")
+			return nil
+		}
+	}
+	known, fresh := leased(t, "known", fields{"token": numbered(1)}), leased(t, "fresh", fields{"token": numbered(2)})
+	first := add(known)
+	<-k.saving
+	k.done <- nil
+	must.OK(t, wait("the first", first))
+
+	slow := add(fresh)
+	if more := <-k.saving; len(more.Values) != 1 || len(more.Sent) != 1 {
+		t.Fatalf("%d values and %d hosts are saved", len(more.Values), len(more.Sent))
+	}
+	must.OK(t, wait("a request with what is saved", add(known)))
+	asked := make(chan error, 1)
+	go func() {
+		if e.Sent(api.Host, "fresh") || !e.Sent(api.Host, "known") || says(e.Scrubber(), numbered(2)) != "fresh" {
+			asked <- errors.New("what is being saved is not looked for yet, or counts as sent")
+		}
+		asked <- nil
+	}()
+	must.OK(t, wait("an answer", asked))
+	second := add(fresh) // it is the same that has to be saved
+	select {
+	case err := <-second:
+		t.Fatal("sent before it was saved", err)
+	case err := <-slow:
+		t.Fatal("sent before it was saved", err)
+	default:
+	}
+	broken := errors.New("the disk is full")
+	k.done <- broken
+	if err := wait("the slow one", slow); !errors.Is(err, broken) || !errors.Is(err, sent.ErrUnsaved) {
+		t.Error(err)
+	}
+	<-k.saving
+	k.done <- nil
+	must.OK(t, wait("the second", second))
+	if !e.Sent(api.Host, "fresh") {
+		t.Error("what was saved does not count as sent")
+	}
+	must.OK(t, wait("the third", add(fresh)))
 }

@@ -14,7 +14,7 @@ type Signing struct {
 	// into memory, and have the request go on from there. Their errors are for the
 	// sandbox.
 	Hash func() (string, error)
-	Body func() (string, error)
+	Body func() ([]byte, error)
 	// Room makes room for bytes that are held until the request's end.
 	Room func(int64) error
 	// Now is the time of the signature.

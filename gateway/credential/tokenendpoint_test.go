@@ -10,7 +10,7 @@ import (
 	"sallyport/policy"
 )
 
-// What the gateway answers itself gives no credential to anybody, whatever is asked of the
+// An answer of the gateway's own gives no credential to anybody, whatever is asked of the
 // lease.
 func TestTokenEndpointGivesNothing(t *testing.T) {
 	b := broker(map[string]credential.Source{"key": &source{value: "a-long-lived-secret"}})

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
-	"sallyport/policy"
+	"sallyport/policy/urlpath"
 )
 
 // Error says why a request is refused for its form, whatever the policy says.
@@ -65,7 +65,7 @@ func CanonicalTarget(r *http.Request) (path, raw string, m *Error) {
 	if raw[0] != '/' {
 		return "", raw, &Error{http.StatusBadRequest, "request-target", "the request target is not a path"}
 	}
-	path, sent, err := policy.CanonicalPath(raw)
+	path, sent, err := urlpath.Canonical(raw)
 	if err != nil {
 		return "", raw, &Error{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
 	}

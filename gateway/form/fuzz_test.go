@@ -39,7 +39,7 @@ func FuzzAuthority(f *testing.F) {
 		if err == nil && (addr.String() != host || addr.Is4In6() || addr.Zone() != "") || err != nil && aton.MatchString(host) {
 			t.Errorf("%q gives %q, which may be an address", s, host)
 		}
-		// What is read once reads the same again, and so does what is written from it.
+		// A head that is read once reads the same again, and so does one written from it.
 		if again, err := Hostname(host); err != nil || again != host {
 			t.Errorf("%q gives %q, which gives %q %v", s, host, again, err)
 		}

@@ -1,6 +1,7 @@
 package form
 
 import (
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"slices"
@@ -144,4 +145,18 @@ func Announced(r *http.Request) []string {
 // read the message, where it goes, or who sends it (RFC 9110, section 6.5.1).
 func AllowedTrailer(name string) bool {
 	return httpguts.ValidHeaderFieldName(name) && httpguts.ValidTrailerHeader(name) && !slices.Contains(hops, http.CanonicalHeaderKey(name))
+}
+
+// Basic reads the name and the secret of Basic credentials (RFC 7617), as an Authorization or
+// a Proxy-Authorization has them.
+func Basic(header string) (name, secret string, ok bool) {
+	scheme, rest, found := strings.Cut(header, " ")
+	if !found || !strings.EqualFold(scheme, "Basic") {
+		return "", "", false
+	}
+	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(rest))
+	if err != nil {
+		return "", "", false
+	}
+	return strings.Cut(string(plain), ":")
 }

@@ -37,8 +37,8 @@ func connect(t testing.TB, o http1.ClientOptions, overTLS bool) *upstream {
 	var client net.Conn
 	if overTLS {
 		ours, theirs, _ := secure(t)
-		// What secure calls the server's end is a client here: TLS is the same
-		// both ways once it stands.
+		// The end that secure calls the server's is a client here: TLS is the same both ways
+		// once it stands.
 		u.Conn, client = ours, theirs
 		o.Tap, _ = theirs.NetConn().(*http1.Tap)
 		o.Raw, _ = raw(theirs).(syscall.Conn).SyscallConn()
@@ -80,8 +80,8 @@ func request(t testing.TB, ctx context.Context, method string, body io.Reader) *
 	return r
 }
 
-// exchange sends a request and reads the response. What it returns is the
-// status, the body and what went wrong.
+// exchange sends a request and reads the response. It returns the status, the body and what
+// went wrong.
 func (u *upstream) exchange(r *http.Request) string {
 	resp, err := u.client.RoundTrip(r, nil)
 	if err != nil {

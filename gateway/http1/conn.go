@@ -205,8 +205,8 @@ func (b *body) Close() error {
 }
 
 // end keeps the body from being read by others, breaks off a read that is under
-// way, and tells whether all of it was read. Whoever calls it late, when the
-// connection has gone on to another request, changes nothing there.
+// way, and tells whether all of it was read. A late call, when the connection has gone on
+// to another request, changes nothing there.
 func (b *body) end() bool {
 	b.mu.Lock()
 	if b.reading && !b.closed {
@@ -221,8 +221,8 @@ func (b *body) end() bool {
 
 // watcher notices that a client goes away, or ends its direction, while it
 // waits for an answer. It looks only at what takes longer than patience, or twice
-// that: most answers do not, and one timer is for all that come meanwhile. What a
-// client sends meanwhile, its next request, is not read before its turn: then the
+// that: most answers do not, and one timer is for all that come meanwhile. The client's
+// next request, sent meanwhile, is not read before its turn: then the
 // kernel is asked now and then whether there was an end to it.
 type watcher struct {
 	mu      sync.Mutex

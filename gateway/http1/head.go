@@ -171,8 +171,8 @@ var octets = func() (t [256]byte) {
 	return t
 }()
 
-// check reads a head strictly. What it lets pass net/http and any upstream read
-// alike. It returns about how much memory the head takes once it is parsed.
+// check reads a head strictly. A head that it lets pass reads alike to
+// net/http and to any upstream. It returns about how much memory the head takes once it is parsed.
 func check(head []byte) (cost int64, err error) {
 	fields, keys, err := count(head)
 	if err != nil {

@@ -78,7 +78,7 @@ func (x *reply) Read(p []byte) (int, error) {
 }
 
 // Buffered is how many bytes, at least, of a body with a length can be read
-// without waiting. Who reads the body asks it.
+// without waiting. The reader of the body asks it.
 func (x *reply) Buffered() int {
 	if x.over.Load() {
 		return 0 // the buffer may be another exchange's by now

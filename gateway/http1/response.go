@@ -23,8 +23,8 @@ const maxHeld = 2 << 10
 
 var errShort = errors.New("the handler wrote less than it declared")
 
-// response is an http.ResponseWriter, http.Flusher and http.Hijacker. What is
-// in it of one request is gone with the next.
+// response is an http.ResponseWriter, http.Flusher and http.Hijacker. Its bytes of one
+// request are gone with the next.
 type response struct {
 	conn    *conn
 	request *http.Request
@@ -343,7 +343,7 @@ func (w *response) trailer() http.Header {
 	return t
 }
 
-// Hijack implements http.Hijacker. What was written before has been sent.
+// Hijack implements http.Hijacker. Bytes that were written before have been sent.
 func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c := w.conn
 	if c.hijacked {

@@ -53,21 +53,36 @@ func rewrite(p *httputil.ProxyRequest) {
 	q := requestOf(p.In)
 	out := p.Out
 	out.URL.Scheme, out.URL.Host, out.URL.RawQuery = "http", q.authority, p.In.URL.RawQuery
-	out.Close, out.Trailer = !q.upgrade, nil
+	out.Close = !q.upgrade
+	if q.routed != nil {
+		out.Host = q.authority // a client's is the router's
+	}
 	if len(out.Header["Te"]) > 0 {
 		out.Header["Connection"] = []string{"TE"} // RFC 9110, section 10.1.4
 	}
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if values, said := p.In.Header[name]; said {
-			out.Header[name] = values
-		}
-	}
-	if _, said := p.In.Header["User-Agent"]; !said {
-		out.Header["User-Agent"] = nil // or net/http would name itself
-	}
+	keepForwarded(p)
+	q.pace(p)
+}
+
+// pace has the body that goes on be paced, and followed by its trailers.
+func (q *request) pace(p *httputil.ProxyRequest) {
+	out := p.Out
+	out.Trailer = nil
 	if out.Body != nil && out.Body != http.NoBody {
 		q.body = &pacedBody{ReadCloser: out.Body, request: q, from: p.In, trailer: sentTrailers(p.In)}
 		out.Body, out.Trailer = q.body, q.body.trailer
+	}
+}
+
+// keepForwarded has what a proxy before this one has said go on, and nothing new.
+func keepForwarded(p *httputil.ProxyRequest) {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if values, said := p.In.Header[name]; said {
+			p.Out.Header[name] = values
+		}
+	}
+	if _, said := p.In.Header["User-Agent"]; !said {
+		p.Out.Header["User-Agent"] = nil // or net/http would name itself
 	}
 }
 
@@ -77,7 +92,11 @@ type transport struct{}
 // RoundTrip implements http.RoundTripper.
 func (transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	q := requestOf(r)
-	conn := http1.NewClientConn(q.far, http1.ClientOptions{HeadTimeout: headWithin})
+	within := headWithin
+	if q.routed != nil {
+		within = routedHead
+	}
+	conn := http1.NewClientConn(q.far, http1.ClientOptions{HeadTimeout: within})
 	resp, err := conn.RoundTrip(r, func(code int, h http.Header) {
 		cleanResponse(h, false)
 		_ = httptrace.ContextClientTrace(r.Context()).Got1xxResponse(code, textproto.MIMEHeader(h)) // ReverseProxy's, which passes it on

@@ -14,7 +14,7 @@ import (
 )
 
 // Loopback connects to programs that listen for nobody but their own sandbox: on
-// 127.0.0.1 or ::1 as that has them. What comes by such a connection is the sandbox's
+// 127.0.0.1 or ::1 as that has them. Data by such a connection is the sandbox's
 // word, as by one to its address.
 type Loopback interface {
 	// Connect connects to a port that is exposed of a sandbox that runs. Its errors

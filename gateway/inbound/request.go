@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/access"
 	"sallyport/gateway/answer"
 	"sallyport/gateway/event"
@@ -31,6 +32,7 @@ var (
 	errUnswitched = errors.New("the sandbox did not begin a WebSocket")
 	errClient     = errors.New("the client went away")
 	errExpired    = errors.New("the port is no longer exposed")
+	errUnrouted   = errors.New("the client may not ask this sandbox any more")
 )
 
 // request is one request to a sandbox, from its head to its completion. It is the
@@ -39,6 +41,7 @@ type request struct {
 	context.Context
 	server    *Server
 	conn      *conn
+	routed    *routed // nil for a published port
 	started   time.Time
 	port      access.Port
 	authority string // the port's, as its URL has it
@@ -69,6 +72,10 @@ type request struct {
 // serve answers the request.
 func (q *request) serve(w http.ResponseWriter, r *http.Request) {
 	s := q.server
+	if s.Router != nil {
+		q.serveRouted(w, r)
+		return
+	}
 	tokens := takeTokens(r)
 	p, ok := q.find(w, r)
 	if !ok {
@@ -146,8 +153,9 @@ func (q *request) admit(r *http.Request, program bool) *form.Error {
 	}
 	// A browser says where a request comes from. A client with the token in a header is
 	// none, or could have left the origin out.
+	// So is a router's client.
 	origins := r.Header["Origin"]
-	if own := "http://" + q.authority; len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && q.upgrade && !program {
+	if own := "http://" + q.authority; q.routed == nil && (len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && q.upgrade && !program) {
 		return &form.Error{Status: http.StatusForbidden, Rule: "inbound-origin", Reason: "the request comes from a page of another origin"}
 	}
 	// Pages of the same host name at another port are of the same site, and get a
@@ -188,9 +196,15 @@ func (q *request) event(d policy.Decision) *audit.Event {
 	to := event.To{Host: q.port.Sandbox, Port: q.port.Port}
 	e := event.Decision(&q.events, q.conn.from, q.sandbox, to, class, activity, policy.PhaseInbound, d)
 	e.Connection = event.TCP(event.Inbound)
+	if q.routed != nil && q.routed.client.Name != "" {
+		e.By(q.routed.client.Name)
+	}
 	if q.seen != nil {
 		port, _ := strconv.Atoi(q.conn.port)
 		url := audit.URL{Scheme: "http", Hostname: q.port.Host(), Port: port}
+		if q.routed != nil {
+			url.Hostname, url.Port = q.routed.host(), int(q.routed.Port)
+		}
 		event.Request(&q.events, e, url, q.seen.Path, q.seen.Method, "HTTP/1.1", q.seen.Size, q.names)
 	}
 	return e
@@ -217,11 +231,16 @@ func (q *request) refuse(w http.ResponseWriter, r *http.Request, status int, rul
 
 // remedies say what the client can do.
 var remedies = map[string]string{
-	"inbound-host":    "Use the URL that `sallyport sandbox expose` has printed, as it is.",
-	"inbound-token":   "Open the URL that `sallyport sandbox expose` has printed, or send its token as Authorization: Bearer. Exposing the port again makes a new one.",
-	"inbound-expired": "An operator can expose the port again: sallyport sandbox expose",
-	"inbound-origin":  "Open the exposed URL itself. Pages elsewhere cannot use it.",
-	"inbound-rate":    "Wait, and send fewer requests at once.",
+	"inbound-host":     "Use the URL that `sallyport sandbox expose` has printed, as it is.",
+	"inbound-token":    "Open the URL that `sallyport sandbox expose` has printed, or send its token as Authorization: Bearer. Exposing the port again makes a new one.",
+	"inbound-expired":  "An operator can expose the port again: sallyport sandbox expose",
+	"inbound-origin":   "Open the exposed URL itself. Pages elsewhere cannot use it.",
+	"router-token":     "Send the token of a client of pods.router, as Authorization: Bearer, or as the password in the router's URL.",
+	"router-target":    "Name the sandbox as agent-sandbox's router is told: X-Sandbox-ID, X-Sandbox-Namespace and X-Sandbox-Port.",
+	"router-sandbox":   "Wait until the sandbox is ready, and try again.",
+	"router-node":      "Try again, or ask an operator to look at Sallyport's log on this node and that one.",
+	"router-namespace": "An operator can add the namespace to the client's in pods.router.clients.",
+	"inbound-rate":     "Wait, and send fewer requests at once.",
 
 	"inbound-connections": "Close connections that are not used, and try again.",
 }
@@ -245,21 +264,40 @@ func (q *request) judge(ctx context.Context, of policy.Sandbox) policy.Decision 
 
 // Recheck implements live.Revocable.
 func (q *request) Recheck(ctx context.Context) *live.Revoked {
-	if p, ok := q.server.Ports.Published(q.port.Host()); !ok || p.Digest != q.port.Digest || !p.Live() {
+	if !q.stands() {
 		return q.expired()
 	}
 	// Its tags may be others by now.
 	asked, over := context.WithTimeout(ctx, reachWithin)
 	defer over()
 	now, err := q.server.Waker.Whose(asked, q.port.SandboxID)
+	if err != nil && q.routed != nil {
+		return q.expired()
+	}
 	if err != nil {
 		now = q.sandbox // what has gone has no published port
 	}
 	return live.Compare(q.judge(ctx, now), q.decision)
 }
 
+// stands reports whether the port is exposed as it was, or the client the router's.
+func (q *request) stands() bool {
+	if q.routed != nil {
+		return q.port.Live() && q.server.Router.Client(q.routed.token).MayAsk(q.port.Owner)
+	}
+	p, ok := q.server.Ports.Published(q.port.Host())
+	return ok && p.Digest == q.port.Digest && p.Live()
+}
+
 func (q *request) expired() *live.Revoked {
-	return &live.Revoked{Decision: floor(q.server.Revision(), "inbound-expired", errExpired.Error())}
+	return &live.Revoked{Decision: floor(q.server.Revision(), "inbound-expired", q.ended().Error())}
+}
+
+func (q *request) ended() error {
+	if q.routed != nil {
+		return errUnrouted
+	}
+	return errExpired
 }
 
 // Stop implements live.Revocable.
@@ -268,17 +306,27 @@ func (q *request) Stop(*live.Revoked) { q.cancel() }
 // Cut implements live.Revocable.
 func (q *request) Cut() { _ = q.conn.Close() }
 
-// decide asks the policy, and enters what is allowed.
-func (q *request) decide() (d policy.Decision) {
+// decide asks whose the port is and then the policy, and enters what is allowed. The sandbox's
+// tags are of the epoch, too: others begin a new one. An error says that it is not there.
+func (q *request) decide(asked context.Context) (d policy.Decision, err error) {
 	set := q.server.Live
 	set.Decide(set.Epoch(), func() (*live.Handle, live.Revocable) {
+		var now policy.Sandbox
+		if now, err = q.server.Waker.Whose(asked, q.port.SandboxID); err != nil {
+			return nil, nil
+		}
+		if now.ID != q.port.SandboxID || now.Name != q.port.Sandbox {
+			err = errAsleep
+			return nil, nil
+		}
+		q.sandbox = now
 		if d = q.judge(q, q.sandbox); d.Action != policy.Allow {
 			return nil, nil
 		}
 		q.decision = d
 		return &q.handle, q
 	})
-	return d
+	return d, err
 }
 
 // carry decides on a request, has that written down, and takes it to the sandbox.
@@ -289,14 +337,12 @@ func (q *request) carry(w http.ResponseWriter, r *http.Request) {
 	defer q.cancel()
 	asked, over := context.WithTimeout(q, wakeWithin)
 	defer over()
-	sandbox, err := s.Waker.Whose(asked, q.port.SandboxID)
-	if err != nil || sandbox.ID != q.port.SandboxID || sandbox.Name != q.port.Sandbox {
+	d, err := q.decide(asked)
+	defer s.Live.Leave(&q.handle)
+	if err != nil {
 		q.refuse(w, r, http.StatusServiceUnavailable, "inbound-sandbox", "the sandbox is not there")
 		return
 	}
-	q.sandbox = sandbox
-	d := q.decide()
-	defer s.Live.Leave(&q.handle)
 	if d.Action != policy.Allow {
 		a := answer.Denied(d, q.record(d), "")
 		if d.RuleType == "" {
@@ -308,14 +354,14 @@ func (q *request) carry(w http.ResponseWriter, r *http.Request) {
 	e := q.event(d)
 	if err := s.Recorder.Append(q, e); err != nil {
 		if q.Err() != nil && errors.Is(err, q.Err()) {
-			if !errors.Is(err, audit.ErrWithdrawn) {
+			if !errors.Is(err, auditlog.ErrWithdrawn) {
 				q.allowed, q.err = e, errClient
 				q.complete()
 			}
 			panic(http.ErrAbortHandler)
 		}
 		s.Metrics.Unrecorded()
-		s.Logger.Error("refusing a request that cannot be recorded", "sandbox", sandbox.Name, "error", err)
+		s.Logger.Error("refusing a request that cannot be recorded", "sandbox", q.sandbox.Name, "error", err)
 		answer.Unrecorded(e.ID()).Write(w, r)
 		return
 	}
@@ -344,6 +390,9 @@ func (q *request) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case q.handle.Revoked() != nil:
 		a.Status, a.Reason, a.Remedy = http.StatusForbidden, q.handle.Revoked().Error(), remedies["inbound-expired"]
+		if q.routed != nil {
+			a.Remedy = remedies["router-namespace"]
+		}
 	case errors.Is(err, errAsleep):
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
 	case errors.Is(err, errWakes):

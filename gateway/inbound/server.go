@@ -1,7 +1,7 @@
 // Package inbound carries HTTP requests of this host to published ports of sandboxes.
 //
 // A request names a port by its Host, and shows the port's token. It is carried when the
-// policy allows it and that is on record. What the sandbox answers is the sandbox's word:
+// policy allows it and that is on record. An answer is the sandbox's word:
 // it gets no say about other hosts, nor in the gateway's name.
 package inbound
 
@@ -82,7 +82,7 @@ type Metrics interface {
 	Finished(status int, took time.Duration) // status 0: without one
 }
 
-// Options are the parts of a Server. All are needed but Dial and Loopback.
+// Options are the parts of a Server. All are needed but Dial, Loopback and Router.
 type Options struct {
 	Ports Ports
 	Waker Waker
@@ -92,6 +92,9 @@ type Options struct {
 	// Loopback reaches programs that listen on a sandbox's loopback address. Default: only
 	// programs that listen on the sandbox's own address are reached.
 	Loopback Loopback
+	// Router, unless nil, has the requests to ports of sandboxes that are not published: see
+	// Router.
+	Router Router
 	// Decide asks the policy, which allows or denies.
 	Decide   func(context.Context, policy.Input) policy.Decision
 	Revision func() string // of that policy
@@ -113,6 +116,7 @@ type Server struct {
 	Options
 	web      *http1.Server
 	proxy    *httputil.ReverseProxy
+	peers    *httputil.ReverseProxy // to other nodes, nil without a Router
 	unknown  *connlimit.Limit
 	conns    *quota.Places // of the connections whose port is known
 	loops    *quota.Places // of waits for a connection from inside
@@ -120,8 +124,9 @@ type Server struct {
 	waking   singleflight.Group // by sandbox
 	refusals *rate.Limiter
 
-	mu   sync.Mutex
-	load map[string]*load // by host
+	mu     sync.Mutex
+	load   map[string]*load // by host
+	forgot time.Time        // when those were looked through
 }
 
 // load are the requests to one port.
@@ -155,6 +160,9 @@ func New(o Options) *Server {
 		Rewrite: rewrite, Transport: transport{}, ModifyResponse: modifyResponse, ErrorHandler: proxyFailed,
 		ErrorLog: log.New(io.Discard, "", 0), // it can quote what the sandbox says
 	}
+	if s.Router != nil {
+		s.peers = newPeers(s.Router)
+	}
 	return s
 }
 
@@ -170,10 +178,9 @@ func (s *Server) enter(host string) bool {
 	defer s.mu.Unlock()
 	l := s.load[host]
 	if l == nil {
-		for other, l := range s.load { // few at a time: ports are bounded
-			if _, there := s.Ports.Published(other); !there && l.count == 0 {
-				delete(s.load, other)
-			}
+		if now := time.Now(); now.Sub(s.forgot) >= time.Second {
+			s.forgot = now
+			s.forgetPaces(now)
 		}
 		l = &load{pace: rate.NewLimiter(requestRate, requestBurst)}
 		s.load[host] = l
@@ -183,6 +190,15 @@ func (s *Server) enter(host string) bool {
 	}
 	l.count++
 	return true
+}
+
+// forgetPaces drops what a new load would not differ from. s.mu is held.
+func (s *Server) forgetPaces(now time.Time) {
+	for host, l := range s.load {
+		if l.count == 0 && l.pace.TokensAt(now) >= requestBurst {
+			delete(s.load, host)
+		}
+	}
 }
 
 func (s *Server) leave(host string) {

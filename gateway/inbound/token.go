@@ -18,8 +18,8 @@ const (
 	exposureHeader = "Sallyport-Token"
 )
 
-// shownTokens are the tokens that a request came with, by where it had them. What looks
-// like one is never passed on, whether it is good or not.
+// shownTokens are the tokens that a request came with, by where it had them. A text that
+// looks like one is never passed on, whether it is good or not.
 type shownTokens struct {
 	header, cookie, query []string
 }

@@ -45,7 +45,7 @@ func Compare(now, then policy.Decision) *Revoked {
 }
 
 // tighter tells whether one decision bounds bytes where the other did not, or not
-// to as few. What else there is to limits is judged when something begins.
+// to as few. The rest of limits is judged when something begins.
 func tighter(now, then policy.Decision) bool {
 	return slices.ContainsFunc(now.Limits, func(n policy.Applied) bool {
 		return n.Bytes > 0 && !slices.ContainsFunc(then.Limits, func(t policy.Applied) bool {

@@ -6,8 +6,7 @@ import (
 	"sallyport/policy"
 )
 
-// What is under way is ended by a limit of bytes that is new or tighter, and by no
-// other.
+// A request under way is ended by a limit of bytes that is new or tighter, and by no other.
 func TestTighter(t *testing.T) {
 	decision := func(limits ...policy.Limit) (d policy.Decision) {
 		for i := range limits {

@@ -11,8 +11,8 @@ func (*standing) Recheck(context.Context) *Revoked { return nil }
 func (*standing) Stop(*Revoked)                    {}
 func (*standing) Cut()                             {}
 
-// What leaves is not found again, in whatever order it does, and what was decided
-// in an earlier epoch does not enter.
+// An entry that leaves is not found again, in whatever order it does, and one decided in an
+// earlier epoch does not enter.
 func TestSet(t *testing.T) {
 	var u Set
 	var all [4]standing

@@ -11,8 +11,8 @@ import (
 	"sallyport/gateway/meter"
 )
 
-// What is read does not depend on the pieces that it comes in, no number is less
-// than nothing, and what is taken for whole JSON is that to encoding/json too.
+// The reading does not depend on the pieces that a body comes in, no number is less than
+// nothing, and a text taken for whole JSON is that to encoding/json too.
 func FuzzReader(f *testing.F) {
 	f.Add(false, []byte(`{"model":"gpt-5","usage":{"prompt_tokens":19,"completion_tokens":10,"total_tokens":29,"prompt_tokens_details":{"cached_tokens":4}}}`), uint8(3))
 	f.Add(false, []byte(`{"usage":{"input_tokens":25,"cache_read_input_tokens":-1,"cache_creation_input_tokens":99999999999999999999,"output_tokens":1.5e3}}`), uint8(1))

@@ -3,7 +3,7 @@ package meter
 import "bytes"
 
 // scanner reads JSON (RFC 8259) as it comes in pieces of any size. It keeps no
-// more than the text of one scalar's beginning, and where that stands. What is not
+// more than the text of one scalar's beginning, and where that stands. Text that is not
 // JSON is bad for good, until it is reset.
 //
 // Levels count open containers from 1; an array around everything counts for

@@ -112,8 +112,8 @@ data: {"type":"message_stop"}
 	}
 }
 
-// What is no report, or a bad one, is not taken for a final one; what a number
-// has said before is not taken back.
+// A text that is no report, or a bad one, is not taken for a final one; a number that was
+// reported before is not taken back.
 func TestHostile(t *testing.T) {
 	tests := []struct {
 		name, kind, body string

@@ -104,8 +104,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// What a client sends in clear behind its request for TLS is not taken for what TLS
-// protects.
+// Bytes in clear behind a client's request for TLS are not taken for what TLS protects.
 func TestPlainBytesBeforeTLS(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()

@@ -17,6 +17,7 @@ import (
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/wire"
 	"sallyport/policy"
+	"sallyport/policy/urlpath"
 )
 
 // Methods of requests. The path is the database's name after a slash, and a slash alone where
@@ -76,7 +77,7 @@ func (h *Handler) Serve(ctx context.Context, c wire.Conn) {
 	}
 	path := "/" + opening.Database
 	// A server cuts a name that is too long, and opens the database of what is left.
-	if len(opening.Database) > maxName || strings.Contains(opening.Database, "/") || policy.CheckNormalised(path) != nil {
+	if len(opening.Database) > maxName || strings.Contains(opening.Database, "/") || urlpath.CheckNormalized(path) != nil {
 		const reason = "no rule can be about a database with such a name"
 		c.Refuse(wire.Request{Method: methodConnect, Path: "/"}, "database", reason)
 		_ = Refuse(client, &Refusal{CodeDenied, prefix + reason})

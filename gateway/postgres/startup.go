@@ -24,7 +24,7 @@ import (
 	"sallyport/gateway/wire"
 )
 
-// What a client begins with instead of a version of the protocol.
+// Codes that a client begins with instead of a version of the protocol.
 const (
 	codeCancel = 80877102
 	codeTLS    = 80877103

@@ -185,7 +185,7 @@ func word(in *bufio.Reader, size int64) (string, error) {
 	return string(text[:size]), nil
 }
 
-// bulk carries a string and the end of its line. What has come of it does not wait for
+// bulk carries a string and the end of its line. The part that has come does not wait for
 // the rest.
 func bulk(w *bufio.Writer, in *bufio.Reader, size int64) error {
 	for left := size; left > 0; {

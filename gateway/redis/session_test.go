@@ -166,7 +166,7 @@ func cliWithoutAPassword(t *testing.T, e *env) {
 	if got := e.cli("set k v\nget k\nmulti\nincr n\nincr n\nexec\n"); got != "OK\nv\nOK\nQUEUED\nQUEUED\n1\n2" {
 		t.Errorf("got %q", got)
 	}
-	// What a client says of itself is not passed on.
+	// A client's words about itself are not passed on.
 	if got := e.cli("", "--user", "somebody", "--pass", "else", "--no-auth-warning", "acl", "whoami"); got != "app" {
 		t.Errorf("with its own login: %q", got)
 	}

@@ -299,7 +299,7 @@ func FuzzParse(f *testing.F) {
 		if !bytes.Equal(again, data[:size]) {
 			t.Errorf("read %q from %q", names, data)
 		}
-		// What is left out can only be the end of a write that was cut off.
+		// A line left out can only be the end of a write that was cut off.
 		if rest, _, whole := bytes.Cut(data[size:], []byte("\n")); whole && bytes.IndexByte(rest, 0) < 0 {
 			t.Errorf("%q was left out", data[size:])
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/periodic"
 	"sallyport/policy"
 )
 
@@ -82,18 +83,7 @@ func (r *refusals) drop(sandboxID, name string) {
 }
 
 // run records what is due until ctx is done.
-func (r *refusals) run(ctx context.Context) {
-	tick := time.NewTicker(holdFor / 4)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			r.flush(now)
-		}
-	}
-}
+func (r *refusals) run(ctx context.Context) { _ = periodic.Run(ctx, holdFor/4, r.flush) }
 
 // flush records what has waited long enough at a time.
 func (r *refusals) flush(now time.Time) {

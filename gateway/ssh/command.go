@@ -6,6 +6,7 @@ import (
 
 	"sallyport/gateway/wire"
 	"sallyport/policy"
+	"sallyport/policy/urlpath"
 )
 
 // errPath says why the repository of a command is refused. A server may take what is left
@@ -67,7 +68,7 @@ func repository(word string) (string, error) {
 			return "", errPath
 		}
 	}
-	if policy.CheckNormalised(path) != nil {
+	if urlpath.CheckNormalized(path) != nil {
 		return "", errPath
 	}
 	return path, nil

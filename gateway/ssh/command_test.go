@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sallyport/policy"
+	"sallyport/policy/urlpath"
 )
 
 func TestParse(t *testing.T) {
@@ -55,7 +56,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !slices.Contains(policy.SSHMethods, r.Method) || policy.CheckNormalised(r.Path) != nil {
+		if !slices.Contains(policy.SSHMethods, r.Method) || urlpath.CheckNormalized(r.Path) != nil {
 			t.Fatalf("%q is %v", line, r)
 		}
 		if r.Method == policy.SSHExec {

@@ -61,7 +61,7 @@ func (s *session) run(ctx context.Context) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// What the client says from now on must be read: the connection waits for that, and the
+	// The client's messages must be read from now on: the connection waits for that, and the
 	// client may leave.
 	pending := s.attend(cancel)
 	if err != nil {
@@ -154,8 +154,8 @@ func answer(r *ssh.Request, ok bool) {
 	}
 }
 
-// attend answers what the client says about a channel that has begun. What the server is to
-// be told comes from the channel that it returns, which is closed, after leave, when the
+// attend answers what the client says about a channel that has begun. The server's input
+// comes from the channel that it returns, which is closed, after leave, when the
 // client has closed its own.
 func (s *session) attend(leave func()) <-chan *ssh.Request {
 	pending := make(chan *ssh.Request, 8)

@@ -41,8 +41,8 @@ func newCounter(t *testing.T) (*scene, *approval.Store) {
 	return s, store
 }
 
-// What a process asks is bounded, and of those whom the daemon knows, by the
-// names that it knows them by.
+// A process's questions are bounded, and of those whom the daemon knows, by the names that it
+// knows them by.
 func TestQuestionsToOperators(t *testing.T) {
 	s, store := newCounter(t)
 	for name, tt := range map[string]struct {

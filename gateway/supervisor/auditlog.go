@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 )
@@ -23,7 +24,7 @@ const (
 // there is one, else the daemon. It is safe for concurrent use.
 type AuditLog struct {
 	dir     string
-	opts    audit.Options
+	opts    auditlog.Options
 	reached func() uint64
 	log     *slog.Logger
 
@@ -34,27 +35,27 @@ type AuditLog struct {
 	owed  owed
 
 	mu      sync.Mutex
-	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
+	own     *auditlog.Log // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
 	peer    *ipc.Peer     // of the worker that writes; nil: the daemon does
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
 	closed  bool
 	dropped uint64
-	base    audit.Stats // of the writers before this one
-	begun   uint64      // number of the first event of this writer
-	durable uint64      // what Durable has said
-	last    audit.Stats // of this writer, when it was asked last
+	base    auditlog.Stats // of the writers before this one
+	begun   uint64         // number of the first event of this writer
+	durable uint64         // what Durable has said
+	last    auditlog.Stats // of this writer, when it was asked last
 }
 
 // OpenAuditLog opens the log in a folder; the daemon writes it until there is a worker.
 // reached, unless nil, is a number that the log is known to have reached, whatever a worker
 // has left of it; it takes the place of Options.After.
-func OpenAuditLog(dir string, o audit.Options, reached func() uint64) (*AuditLog, error) {
+func OpenAuditLog(dir string, o auditlog.Options, reached func() uint64) (*AuditLog, error) {
 	if reached == nil {
 		reached = func() uint64 { return 0 }
 	}
 	o.After = reached()
-	own, err := audit.Open(dir, o)
+	own, err := auditlog.Open(dir, o)
 	if err != nil {
 		return nil, err
 	}
@@ -66,25 +67,28 @@ func OpenAuditLog(dir string, o audit.Options, reached func() uint64) (*AuditLog
 	return t, nil
 }
 
-// Append is [audit.Log.Append], except that the log alone sets the events' numbers and
+// Append is [auditlog.Log.Append], except that the log alone sets the events' numbers and
 // that each event names the context's operator. It waits while the log changes hands.
 func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
+	for _, e := range events { // as the log does: what a worker owes is compared with that
+		e.SetPlace(t.opts.Cluster, t.opts.Node)
+	}
 	t.mu.Lock()
 	own, peer, moved, closed, begun := t.own, t.peer, t.moved, t.closed, t.begun
 	t.mu.Unlock()
 	switch {
 	case closed:
-		return audit.ErrClosed
+		return auditlog.ErrClosed
 	case peer != nil:
 		return t.remote(ctx, peer, moved, begun, events)
 	case own != nil:
 		err := own.Append(ctx, events...)
-		if !errors.Is(err, audit.ErrClosed) {
+		if !errors.Is(err, auditlog.ErrClosed) {
 			return err
 		}
 	default:
-		return fmt.Errorf("%w: it could not be opened again", audit.ErrUnwritable)
+		return fmt.Errorf("%w: it could not be opened again", auditlog.ErrUnwritable)
 	}
 	if err := t.wait(ctx, moved); err != nil {
 		return err
@@ -120,7 +124,7 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 	}
 	var refused *ipc.RemoteError
 	if errors.As(err, &refused) {
-		return fmt.Errorf("%w: %w", audit.ErrUnwritable, err)
+		return fmt.Errorf("%w: %w", auditlog.ErrUnwritable, err)
 	}
 	if !errors.Is(err, ipc.ErrClosed) {
 		return err
@@ -138,7 +142,7 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 // events of a call or none.
 func (t *AuditLog) holds(ctx context.Context, from uint64, events []*audit.Event) (bool, error) {
 	want := events[0].ID()
-	for e, err := range audit.Undamaged(audit.Read(ctx, t.dir, audit.Query{From: from})) {
+	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, t.dir, auditlog.Query{From: from})) {
 		if err != nil {
 			return false, err
 		}
@@ -149,19 +153,19 @@ func (t *AuditLog) holds(ctx context.Context, from uint64, events []*audit.Event
 	return false, nil
 }
 
-// Enqueue is [audit.Log.Enqueue].
+// Enqueue is [auditlog.Log.Enqueue].
 func (t *AuditLog) Enqueue(e *audit.Event) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ending {
-		return audit.ErrClosed
+		return auditlog.ErrClosed
 	}
 	select {
 	case t.queue <- e:
 		return nil
 	default:
 		t.dropped++
-		return audit.ErrFull
+		return auditlog.ErrFull
 	}
 }
 
@@ -180,7 +184,7 @@ func (t *AuditLog) flush() {
 			if err == nil {
 				break
 			}
-			if errors.Is(err, audit.ErrClosed) || tries == 10 {
+			if errors.Is(err, auditlog.ErrClosed) || tries == 10 {
 				t.log.Error("events were lost", "count", len(batch), "error", err)
 				break
 			}
@@ -192,10 +196,10 @@ func (t *AuditLog) flush() {
 // handOver ends the daemon's writing; setWorker names the worker that writes next. If the
 // log could not be reopened before, it is tried again here, so that it recovers with the
 // next attempt to start a worker.
-func (t *AuditLog) handOver() (audit.Handover, error) {
+func (t *AuditLog) handOver() (auditlog.Handover, error) {
 	own, err := t.writer()
 	if err != nil {
-		return audit.Handover{}, err
+		return auditlog.Handover{}, err
 	}
 	h, err := own.HandOver()
 	if h.Next == 0 {
@@ -212,7 +216,7 @@ func (t *AuditLog) handOver() (audit.Handover, error) {
 }
 
 // writer is the daemon's own log, opened when it is not.
-func (t *AuditLog) writer() (*audit.Log, error) {
+func (t *AuditLog) writer() (*auditlog.Log, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.own == nil {
@@ -224,13 +228,13 @@ func (t *AuditLog) writer() (*audit.Log, error) {
 }
 
 // add closes a writer's account. t.mu is held.
-func (t *AuditLog) add(s audit.Stats) {
+func (t *AuditLog) add(s auditlog.Stats) {
 	t.base.Events += s.Events
 	t.base.Groups += s.Groups
 	t.base.Syncs += s.Syncs
 	t.base.Failures += s.Failures
 	t.base.Dropped += s.Dropped
-	t.last = audit.Stats{}
+	t.last = auditlog.Stats{}
 }
 
 // setWorker names the worker that writes.
@@ -242,7 +246,7 @@ func (t *AuditLog) setWorker(p *ipc.Peer) {
 }
 
 // setLastStats keeps the worker's own last statistics.
-func (t *AuditLog) setLastStats(s audit.Stats) {
+func (t *AuditLog) setLastStats(s auditlog.Stats) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = s
@@ -270,7 +274,7 @@ func (t *AuditLog) takeBack() error {
 func (t *AuditLog) open() error {
 	o := t.opts
 	o.After = max(t.reached(), max(t.begun, 1)-1)
-	own, err := audit.Open(t.dir, o)
+	own, err := auditlog.Open(t.dir, o)
 	if err != nil {
 		return err
 	}
@@ -288,18 +292,18 @@ func (t *AuditLog) change() {
 	t.moved = make(chan struct{})
 }
 
-// Stats is [audit.Log.Stats] of all writers since OpenAuditLog. The syncs of a worker that
+// Stats is [auditlog.Log.Stats] of all writers since OpenAuditLog. The syncs of a worker that
 // died are missing from when it was last asked.
-func (t *AuditLog) Stats() audit.Stats {
+func (t *AuditLog) Stats() auditlog.Stats {
 	t.mu.Lock()
 	own, peer := t.own, t.peer
 	t.mu.Unlock()
-	var now audit.Stats
+	var now auditlog.Stats
 	if peer != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err != nil {
-			now = audit.Stats{}
+			now = auditlog.Stats{}
 		}
 	} else if own != nil {
 		now = own.Stats()
@@ -332,7 +336,7 @@ func (t *AuditLog) Durable() uint64 {
 	case peer != nil:
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		var now audit.Stats
+		var now auditlog.Stats
 		if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err == nil {
 			reached = begun - 1 + now.Events
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 )
@@ -20,7 +21,7 @@ import (
 func newAuditLog(t *testing.T) (*AuditLog, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "audit")
-	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)}, nil)
+	trail, err := OpenAuditLog(dir, auditlog.Options{Logger: slog.New(slog.DiscardHandler)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func event() *audit.Event {
 // numbers of a log's events, which must be 1, 2, ….
 func numbers(t *testing.T, dir string) (n uint64) {
 	t.Helper()
-	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+	for e, err := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +66,7 @@ func TestAuditLogCannotBeOpened(t *testing.T) {
 	if err := trail.takeBack(); err == nil {
 		t.Fatal("a file was opened as a log")
 	}
-	if err := trail.Append(t.Context(), event()); !errors.Is(err, audit.ErrUnwritable) {
+	if err := trail.Append(t.Context(), event()); !errors.Is(err, auditlog.ErrUnwritable) {
 		t.Errorf("appending meanwhile: %v", err)
 	}
 	for range 2 {
@@ -112,7 +113,7 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			log, err := audit.Continue(h, audit.Options{Segment: segmentsIn(dir)})
+			log, err := auditlog.Continue(h, auditlog.Options{Segment: segmentsIn(dir)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,7 +151,7 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 	}
 }
 
-// What is durable is told whoever writes the log, and never less than before. Flush writes
+// The durable number is told to the log's writer, and is never less than before. Flush writes
 // what is queued; then Append alone goes on.
 func TestAuditLogDurable(t *testing.T) {
 	trail, dir := newAuditLog(t)
@@ -170,7 +171,7 @@ func TestAuditLogDurable(t *testing.T) {
 	here, there := pair(t)
 	side := ipc.New(here, ipc.Options{})
 	child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
-		workerapi.MethodStats: ipc.Handle(func(context.Context, ipc.None) (audit.Stats, error) { return audit.Stats{Events: 5}, nil }),
+		workerapi.MethodStats: ipc.Handle(func(context.Context, ipc.None) (auditlog.Stats, error) { return auditlog.Stats{Events: 5}, nil }),
 	}})
 	var ends sync.WaitGroup
 	ends.Go(func() { _ = side.Serve() })
@@ -195,7 +196,7 @@ func TestAuditLogDurable(t *testing.T) {
 	if n := numbers(t, dir); n != 3 {
 		t.Errorf("%d events after Flush, want 3", n)
 	}
-	if err := trail.Enqueue(event()); !errors.Is(err, audit.ErrClosed) {
+	if err := trail.Enqueue(event()); !errors.Is(err, auditlog.ErrClosed) {
 		t.Errorf("queueing after Flush: %v", err)
 	}
 	if err := trail.Append(t.Context(), event()); err != nil {
@@ -210,7 +211,7 @@ func TestAuditLogIsCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "audit")
 			known := uint64(0)
-			trail, err := OpenAuditLog(dir, audit.Options{}, func() uint64 { return known })
+			trail, err := OpenAuditLog(dir, auditlog.Options{}, func() uint64 { return known })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -238,7 +239,7 @@ func TestAuditLogIsCut(t *testing.T) {
 			}
 			var last *audit.Event
 			said := false
-			for e := range audit.Read(t.Context(), dir, audit.Query{}) {
+			for e := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
 				if e != nil {
 					last, said = e, said || e.Unmapped.Sallyport.State == "audit-truncated"
 				}

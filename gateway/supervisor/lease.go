@@ -52,7 +52,10 @@ func (l *leaseServer) lease(ctx context.Context, c workerapi.LeaseRequest) (work
 		return workerapi.LeaseReply{}, err
 	}
 	m := lease.Material()
-	got := workerapi.LeaseReply{Mark: l.mark(m), Uses: leaseUses, For: leaseFor}
+	got := workerapi.LeaseReply{Mark: l.mark(m), Uses: leaseUses, For: leaseFor, Cached: m.Cached}
+	if !lease.Fresh.IsZero() {
+		got.For = max(0, min(leaseFor, time.Until(lease.Fresh)))
+	}
 	if hmac.Equal(got.Mark, c.Have) {
 		return got, nil
 	}

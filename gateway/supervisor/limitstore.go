@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/durable"
 	"sallyport/internal/ipc"
@@ -256,7 +257,7 @@ func (l *LimitStore) recount(ctx context.Context, next uint64, limited bool) err
 		return nil
 	}
 	// Damage is evidence, and cannot be counted.
-	for e, err := range audit.Undamaged(audit.Read(ctx, l.dir, audit.Query{From: l.position + 1})) {
+	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, l.dir, auditlog.Query{From: l.position + 1})) {
 		if err != nil {
 			return fmt.Errorf("counting again from the audit log: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 	"sallyport/policy/limit"
@@ -25,7 +26,7 @@ type counting struct {
 // noon is in the middle of a day that is not over for long.
 var noon = time.Now().UTC().Truncate(24 * time.Hour).Add(12 * time.Hour)
 
-func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
+func newCounting(t *testing.T, log *auditlog.Log, begins uint64) *counting {
 	t.Helper()
 	here, there := pair(t)
 	book := limit.NewBook(func() time.Time { return noon })
@@ -65,9 +66,9 @@ func newLimitStore(t *testing.T, path, dir string) *LimitStore {
 	return l
 }
 
-func openLog(t *testing.T, dir string) *audit.Log {
+func openLog(t *testing.T, dir string) *auditlog.Log {
 	t.Helper()
-	log, err := audit.Open(dir, audit.Options{})
+	log, err := auditlog.Open(dir, auditlog.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,8 +136,8 @@ func TestLimitStoreForever(t *testing.T) {
 	}
 }
 
-// What one process has counted the next one begins with, through the file too; and
-// what was recorded after the last copy is counted again from the log.
+// The counts of one process are those the next one begins with, through the file too; and
+// records after the last copy are counted again from the log.
 func TestLimitStore(t *testing.T) {
 	base := t.TempDir()
 	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
@@ -275,7 +276,7 @@ func TestLimitStoreOfAHostileWorker(t *testing.T) {
 			if err := l.merge(tt.says); errors.Is(err, errCounts) != tt.broken {
 				t.Errorf("got %v", err)
 			}
-			// What counts is what the next process makes of it.
+			// The next process's reading of it is what counts.
 			l.prune()
 			book := limit.NewBook(func() time.Time { return noon })
 			book.Restore(l.list())
@@ -306,7 +307,7 @@ func TestLimitStoreOfAHostileWorker(t *testing.T) {
 			}
 		}
 	}
-	// What the policy in force has changed is another thing.
+	// A limit that the policy in force has changed is another one.
 	changed := newLimitStore(t, filepath.Join(t.TempDir(), "limits.json"), "")
 	changed.every = func(string) time.Duration { return time.Hour }
 	next := honest

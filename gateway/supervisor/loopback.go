@@ -72,7 +72,7 @@ func (s *Supervisor) loopback(ctx context.Context, c workerapi.PortRequest) (ipc
 
 // dial begins to connect to a published port and returns the socket.
 func (s *Supervisor) dial(_ context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
-	if _, is := s.published(c.ID, c.Port); !is || s.o.Dial == nil {
+	if _, is := s.published(c.ID, c.Port); s.o.Dial == nil || !is && !s.routable(c.ID, c.Port) {
 		return ipc.None{}, nil, errNotPublished
 	}
 	f, err := s.o.Dial(c.ID, c.Port)

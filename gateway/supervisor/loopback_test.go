@@ -169,7 +169,7 @@ func TestInsideCarries(t *testing.T) {
 	}
 }
 
-// What breaks off does not look like an end.
+// A connection that breaks off does not look like one that ends.
 func TestInsideBreaksOff(t *testing.T) {
 	s, far := exposes(t)
 	c, err := worker.Sandboxes{Peer: s.child}.Connect(t.Context(), "box", 8000)

@@ -103,8 +103,8 @@ func (t *AuditLog) Seen(e *audit.Event) {
 	}
 }
 
-// Settle is called when all was seen that is durable. What a worker says it has written
-// and has not is written by the daemon, and the worker is ended.
+// Settle is called when all was seen that is durable. An event that a worker says it has
+// written and has not is written by the daemon, and the worker is ended.
 func (t *AuditLog) Settle() { t.settle(owedFor) }
 
 func (t *AuditLog) settle(after time.Duration) {

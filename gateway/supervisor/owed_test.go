@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 )
@@ -27,11 +28,12 @@ func TestOwed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			trail, dir := newAuditLog(t)
+			trail.opts.Cluster, trail.opts.Node = "prod", "worker-1" // which the log adds to each
 			h, err := trail.handOver()
 			if err != nil {
 				t.Fatal(err)
 			}
-			log, err := audit.Continue(h, audit.Options{Segment: segmentsIn(dir)})
+			log, err := auditlog.Continue(h, auditlog.Options{Cluster: "prod", Node: "worker-1", Segment: segmentsIn(dir)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,7 +72,7 @@ func TestOwed(t *testing.T) {
 			if err := trail.Append(t.Context(), e); err != nil {
 				t.Fatal(err)
 			}
-			for e := range audit.Read(t.Context(), dir, audit.Query{}) {
+			for e := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
 				trail.Seen(e)
 			}
 			trail.Settle() // it is early
@@ -91,7 +93,7 @@ func TestOwed(t *testing.T) {
 			ends.Wait()
 			trail.owed.work.Wait()
 			var all []string
-			for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+			for e, err := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -107,7 +109,7 @@ func TestOwed(t *testing.T) {
 	}
 }
 
-// What a worker has been asked to write is owed from when it says that it has.
+// Bytes that a worker has been asked to write are owed from when it says that it has.
 func TestOwedFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o owed

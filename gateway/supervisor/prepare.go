@@ -21,7 +21,7 @@ import (
 // refused and the first worker goes on; else the first worker is ended.
 
 // Prepare has the worker compile a policy, which took the daemon the given time. Use puts
-// it into force. Whatever the worker does, a policy is refused only if a new worker
+// it into force. With any behaviour of the worker, a policy is refused only if a new worker
 // refuses it, and the outcome is known within ten seconds, four times the daemon's time,
 // and the new worker's time.
 func (s *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision string, took time.Duration) error {

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -17,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 	"sallyport/internal/jail"
@@ -29,7 +28,7 @@ func (s *Supervisor) spec() (spec jail.Spec, err error) {
 	s.restoreSockets()
 	s.next = workerapi.StartRequest{
 		Certificate: s.o.Listeners.Certificate, Key: s.o.Listeners.Key,
-		Policy: s.revision, SegmentSize: s.o.SegmentSize, Found: s.o.Found, Level: level(s.o.Logger),
+		Policy: s.revision, SegmentSize: s.o.SegmentSize, Cluster: s.o.Cluster, Node: s.o.Node, Found: s.o.Found, Level: level(s.o.Logger),
 	}
 	add := func(name string, f *os.File, ferr error) {
 		if ferr != nil {
@@ -38,14 +37,9 @@ func (s *Supervisor) spec() (spec jail.Spec, err error) {
 		}
 		spec.Files, s.next.Files = append(spec.Files, f), append(s.next.Files, name)
 	}
-	for name, l := range map[string]*net.TCPListener{
-		workerapi.FileTransparent: s.o.Listeners.Transparent, workerapi.FileExplicit: s.o.Listeners.Explicit, workerapi.FileDNSTCP: s.o.Listeners.DNSTCP,
-		workerapi.FileInbound: s.o.Listeners.Inbound,
-	} {
-		if l != nil {
-			f, err := l.File()
-			add(name, f, err)
-		}
+	for name, l := range s.o.Listeners.tcp() {
+		f, err := l.File()
+		add(name, f, err)
 	}
 	if l := s.o.Listeners.DNS; l != nil {
 		f, err := l.File()
@@ -66,7 +60,7 @@ func (s *Supervisor) spec() (spec jail.Spec, err error) {
 	}
 	s.next.Next, s.next.Size, s.used = h.Next, h.Size, true
 	spec.Args, spec.Env, spec.Root, spec.IDs = s.o.Args, s.environment(), s.o.View.Dir(), s.o.IDs
-	spec.FileSize = uint64(audit.MaxSegment(s.o.SegmentSize)) // of files it has segments of the log only
+	spec.FileSize = uint64(auditlog.MaxSegment(s.o.SegmentSize)) // of files it has segments of the log only
 	return spec, nil
 }
 

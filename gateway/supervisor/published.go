@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"sallyport/gateway"
 	"sallyport/gateway/access"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/workerapi"
 )
 
@@ -27,7 +29,30 @@ func (s *Supervisor) publishedPorts() []access.Port {
 var errNotPublished = errors.New("no such sandbox is exposed")
 
 func (s *Supervisor) isExposed(id string) bool {
-	return slices.ContainsFunc(s.publishedPorts(), func(e access.Port) bool { return e.SandboxID == id })
+	return s.routable(id, 0) || slices.ContainsFunc(s.publishedPorts(), func(e access.Port) bool { return e.SandboxID == id })
+}
+
+// Router tells the worker what the listener of a router's clients works with, which has
+// changed. Requests of a client that is no more end.
+func (s *Supervisor) Router() {
+	s.notify(workerapi.MethodTables, workerapi.Tables{Router: s.o.Router()})
+}
+
+func (s *Supervisor) routable(id string, port uint16) bool {
+	return s.o.Routable != nil && s.o.Routable(id, port)
+}
+
+// findWithin bounds how long that may take: the worker waits no longer, and cannot say so.
+const findWithin = 10 * time.Second
+
+// find looks up where a sandbox is.
+func (s *Supervisor) find(ctx context.Context, to inbound.Route) (inbound.Place, error) {
+	if s.o.Find == nil {
+		return inbound.Place{}, inbound.ErrNotPlaced
+	}
+	ctx, cancel := context.WithTimeout(ctx, findWithin)
+	defer cancel()
+	return s.o.Find(ctx, to)
 }
 
 func (s *Supervisor) published(id string, port uint16) (e access.Port, is bool) {

@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"sallyport/gateway/access"
-	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/durable"
 	"sallyport/internal/ipc"
@@ -26,19 +26,13 @@ import (
 // searched for less, or for what is no secret, which is overwritten then.
 type SavedStore struct {
 	dir  string
-	key  Sealer
+	key  durable.Sealer
 	mu   sync.Mutex
 	part []byte // of the SaveRequest that is coming
 }
 
-// Sealer encrypts what is on disk.
-type Sealer interface {
-	Seal(plain []byte) ([]byte, error)
-	Open(sealed []byte) ([]byte, error)
-}
-
 // OpenSavedStore makes the folder, if need be.
-func OpenSavedStore(dir string, key Sealer) (*SavedStore, error) {
+func OpenSavedStore(dir string, key durable.Sealer) (*SavedStore, error) {
 	if err := durable.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("what answers are searched for: %w", err)
 	}
@@ -58,17 +52,14 @@ func (s *SavedStore) load(id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sealed, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	text, err := durable.ReadSealed(path, s.key)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: restore it from a backup, or remove the sandbox", err)
 	}
-	if err == nil {
-		sealed, err = s.key.Open(sealed)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w: restore it from a backup, or remove the sandbox", path, err)
-	}
-	return sealed, nil
+	return text, nil
 }
 
 // store replaces it. s.mu is held.
@@ -77,11 +68,7 @@ func (s *SavedStore) store(id string, text []byte) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := s.key.Seal(text)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(path, sealed, 0o600)
+	return durable.WriteSealed(path, s.key, text)
 }
 
 // add takes a part of what is to be saved, and saves with the last.
@@ -100,7 +87,7 @@ func (s *SavedStore) add(c workerapi.SaveRequest) error {
 	text := s.part
 	s.part = nil
 	defer clear(text)
-	var all, more credential.Saved
+	var all, more sent.Saved
 	if err := json.Unmarshal(text, &more); err != nil {
 		return err
 	}

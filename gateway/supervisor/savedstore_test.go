@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/seal"
 	"sallyport/internal/test/must"
 )
 
-// What is saved is sealed, survives, is a fork's too, and is bounded.
+// The saved secrets are sealed, survive, are a fork's too, and are bounded.
 func TestSavedStore(t *testing.T) {
 	dir := t.TempDir()
 	key, err := seal.Open(filepath.Join(dir, "key", "key"), filepath.Join(dir, "data"))
@@ -26,11 +26,11 @@ func TestSavedStore(t *testing.T) {
 		return s
 	}
 	save := func(s *SavedStore, id string, values ...string) error {
-		var more credential.Saved
+		var more sent.Saved
 		for _, v := range values {
-			more.Values = append(more.Values, credential.SavedValue{Name: "key", Text: []byte(v)})
+			more.Values = append(more.Values, sent.Value{Name: "key", Text: []byte(v)})
 		}
-		more.Sent = []credential.SavedHost{{Host: "h.example.com", Name: "key"}}
+		more.Sent = []sent.Host{{Host: "h.example.com", Name: "key"}}
 		text, err := json.Marshal(more)
 		must.OK(t, err)
 		for first := true; ; first = false {
@@ -48,7 +48,7 @@ func TestSavedStore(t *testing.T) {
 		defer s.mu.Unlock()
 		text, err := s.load(id)
 		must.OK(t, err)
-		var saved credential.Saved
+		var saved sent.Saved
 		if text != nil {
 			must.OK(t, json.Unmarshal(text, &saved))
 		}
@@ -75,10 +75,10 @@ func TestSavedStore(t *testing.T) {
 			t.Errorf("%s is not sealed", f)
 		}
 	}
-	for i := range credential.MaxSent + 5 {
+	for i := range sent.Max + 5 {
 		must.OK(t, save(s, "child", fmt.Sprintf("value-%04d", i)))
 	}
-	if got := has(s, "child"); len(got) != credential.MaxSent || got[len(got)-1] != fmt.Sprintf("value-%04d", credential.MaxSent+4) {
+	if got := has(s, "child"); len(got) != sent.Max || got[len(got)-1] != fmt.Sprintf("value-%04d", sent.Max+4) {
 		t.Errorf("%d values, the last %q", len(got), got[len(got)-1])
 	}
 	must.OK(t, save(s, "child", strings.Repeat("x", 300<<10))) // in many parts

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -40,14 +41,22 @@ func (s *Supervisor) restoreSockets() {
 	s.used = false
 }
 
+// tcp are the TCP listeners that there are, by the names of their files in the worker.
+func (l *Listeners) tcp() map[string]*net.TCPListener {
+	all := map[string]*net.TCPListener{
+		workerapi.FileTransparent: l.Transparent, workerapi.FileExplicit: l.Explicit, workerapi.FileDNSTCP: l.DNSTCP,
+		workerapi.FileInbound: l.Inbound, workerapi.FileRouted: l.Routed,
+	}
+	maps.DeleteFunc(all, func(_ string, t *net.TCPListener) bool { return t == nil })
+	return all
+}
+
 // restore restores each socket.
 func (l *Listeners) restore() error {
 	var all error
-	for name, t := range map[string]*net.TCPListener{workerapi.FileTransparent: l.Transparent, workerapi.FileExplicit: l.Explicit, workerapi.FileDNSTCP: l.DNSTCP} {
-		if t != nil {
-			if err := listenAgain(t); err != nil {
-				all = errors.Join(all, fmt.Errorf("listening on %s again: %w", name, err))
-			}
+	for name, t := range l.tcp() {
+		if err := listenAgain(t); err != nil {
+			all = errors.Join(all, fmt.Errorf("listening on %s again: %w", name, err))
 		}
 	}
 	if l.Transparent != nil {

@@ -246,7 +246,7 @@ func TestReplacedSocketCloses(t *testing.T) {
 	_ = second.Close()
 }
 
-// What a process may set on a listener is not its successor's connections'.
+// Options that a process may set on a listener are not its successor's connections'.
 func TestMendResetsPatience(t *testing.T) {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
@@ -314,7 +314,7 @@ func spoil(t *testing.T, c filer, steps []func(fd int) error) {
 		}
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skip(err) // as for a filter under gVisor
+		t.Skip("this kernel has no filters for Multipath TCP: ", err)
 	}
 	if errors.Is(err, unix.EPERM) {
 		testnet.Privileged(t) // for a filter

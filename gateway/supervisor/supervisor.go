@@ -43,11 +43,13 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/inbound"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
@@ -76,6 +78,7 @@ const (
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	Inbound                       *net.TCPListener // on a loopback address
+	Routed                        *net.TCPListener // of a router's clients
 	DNS                           *net.UDPConn
 	// Restored, unless nil, is called after each worker, when the sockets are as they were
 	// before it. A socket that was replaced is not in the kernel's socket maps, and one
@@ -94,9 +97,10 @@ type Options struct {
 	View      *jail.View
 	Listeners Listeners
 	AuditLog  *AuditLog
-	// SegmentSize is the audit log's.
-	SegmentSize int64
-	AuditDir    string
+	// SegmentSize, Cluster and Node are the audit log's.
+	SegmentSize   int64
+	Cluster, Node string
+	AuditDir      string
 
 	Broker    *credential.Broker
 	Authority *ca.Authority
@@ -124,6 +128,13 @@ type Options struct {
 	// errors are those of [inbound.Loopback]. Default: ports on a sandbox's loopback address
 	// cannot be reached.
 	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
+	// Router, Find and Routable are required with Listeners.Routed. Router is what the
+	// listener works with: call [Supervisor.Router] when it changes. Find is [inbound.Router]'s.
+	// Routable reports whether a router's client may ask some sandbox, at a port, or at any
+	// for the port 0.
+	Router   func() *workerapi.Router
+	Find     func(context.Context, inbound.Route) (inbound.Place, error)
+	Routable func(id string, port uint16) bool
 	// Saved keeps what answers are searched for. Default: it ends with each worker.
 	Saved *SavedStore
 	// Held returns why no request may leave, or "". Call [Supervisor.Hold] when that
@@ -305,6 +316,9 @@ func (s *Supervisor) Hold(reason string) {
 // tables are all tables as they are now.
 func (s *Supervisor) tables() workerapi.Tables {
 	t := workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{}, Clients: whole(s.o.Clients()), Published: whole(s.publishedPorts())}
+	if s.o.Router != nil {
+		t.Router = s.o.Router()
+	}
 	if s.o.Held != nil {
 		held := s.o.Held()
 		t.Held = &held
@@ -323,6 +337,10 @@ func whole[T any](list []T) []T { return append([]T{}, list...) }
 func (s *Supervisor) Forget(id string) {
 	s.notify(workerapi.MethodForget, workerapi.ForgetRequest{ID: id})
 }
+
+// ForgetLeaves has the worker show no certificate that it keeps, as when the intermediate
+// above them is another one.
+func (s *Supervisor) ForgetLeaves() { s.notify(workerapi.MethodForgetLeaves, ipc.None{}) }
 
 // Revoke ends all leases, as a changed secret needs.
 func (s *Supervisor) Revoke() { s.notify(workerapi.MethodRevoke, ipc.None{}) }
@@ -387,6 +405,7 @@ func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
 		workerapi.MethodDial:     ipc.HandleFile(s.dial),
 		workerapi.MethodSaved:    ipc.Handle(s.saved),
 		workerapi.MethodSave:     ipc.Handle(s.save),
+		workerapi.MethodFind:     ipc.Handle(s.find),
 	}
 }
 
@@ -407,7 +426,7 @@ func (s *Supervisor) segment(ctx context.Context, c workerapi.SegmentRequest) (i
 	if err := s.segments.Wait(ctx); err != nil {
 		return ipc.None{}, nil, err
 	}
-	f, err := audit.NewSegment(s.o.AuditDir, c.First, s.o.SegmentSize)
+	f, err := auditlog.NewSegment(s.o.AuditDir, c.First, s.o.SegmentSize)
 	return ipc.None{}, f, err
 }
 

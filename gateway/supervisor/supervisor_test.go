@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,12 +20,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
 
@@ -50,6 +52,11 @@ type each struct{ *vault }
 func (e each) For(string) credential.OwnSource { return e }
 func (each) TTL() time.Duration                { return time.Minute }
 func (each) End()                              {}
+
+// kept is a source that is asked now and then.
+type kept struct{ *vault }
+
+func (kept) TTL() time.Duration { return time.Minute }
 
 // scene is a Supervisor and the far end of its connection, which a test plays.
 type scene struct {
@@ -97,7 +104,7 @@ func newScene(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 	trail := filepath.Join(dir, "audit")
-	own, err := audit.Open(trail, audit.Options{})
+	own, err := auditlog.Open(trail, auditlog.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,9 +112,12 @@ func newScene(t *testing.T) *scene {
 	w := New(Options{
 		AuditDir: trail, Authority: authority, Names: table, Logger: slog.New(slog.DiscardHandler),
 		Broker: credential.New(credential.Options{
-			Sources: map[string]credential.Source{"key": v, "other": v, "each": each{v}}, Revision: revision,
+			Sources: map[string]credential.Source{
+				"key": v, "other": v, "each": each{v}, "kept": kept{v}, "uncached": credential.Lasting{Source: kept{v}, Cache: new(time.Duration)},
+			},
+			Revision: revision,
 			Bound: func(name, host string, port uint16) bool {
-				return (name == "key" || name == "each") && host == bound && port == 443
+				return slices.Contains([]string{"key", "each", "kept", "uncached"}, name) && host == bound && port == 443
 			},
 		}),
 		Local: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("198.51.100.1/32")} },
@@ -123,6 +133,26 @@ func newScene(t *testing.T) *scene {
 	go func() { defer close(finished); _ = child.Serve() }()
 	t.Cleanup(func() { _ = child.Close(); _ = side.Close(); <-finished })
 	return &scene{w, v, trail, child, ended}
+}
+
+// A process uses a secret no longer than its source need not be asked again.
+func TestLeaseIsAsFreshAsTheSecret(t *testing.T) {
+	s := newScene(t)
+	for name, want := range map[string]workerapi.LeaseReply{
+		"key": {For: leaseFor}, "kept": {For: leaseFor, Cached: true}, "uncached": {Cached: true},
+	} {
+		for n := range 2 {
+			before := s.vault.reads.Load()
+			var got workerapi.LeaseReply
+			must.OK(t, s.child.Call(t.Context(), workerapi.MethodLease, workerapi.LeaseRequest{Credential: name, Host: bound, Port: 443, Verified: true, Policy: revision}, &got))
+			if got.For != want.For || got.Cached != want.Cached {
+				t.Errorf("%s: permitted for %v, cached %v, want %v, %v", name, got.For, got.Cached, want.For, want.Cached)
+			}
+			if reads := s.vault.reads.Load() - before; reads != 1 && (name != "kept" || n == 0) {
+				t.Errorf("%s: the source was read %d times", name, reads)
+			}
+		}
+	}
 }
 
 // Whatever the process asks for, it gets what its policy's rules give it.
@@ -211,7 +241,7 @@ func TestQuestions(t *testing.T) {
 	if !errors.Is(full, resolver.ErrTableFull) {
 		t.Errorf("the 20th name of 8: %v", full)
 	}
-	// What only the supervisor may ask ends the connection.
+	// A question that only the supervisor may ask ends the connection.
 	if err := s.child.Call(t.Context(), workerapi.MethodStop, workerapi.StopRequest{}, &workerapi.StopReply{}); !errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("the worker stops the supervisor: %v", err)
 	}
@@ -220,7 +250,7 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// What a process says on its standard error cannot pass for anything else.
+// A process's text on its standard error cannot pass for anything else.
 func TestRepeat(t *testing.T) {
 	var said strings.Builder
 	w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
@@ -277,8 +307,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 	}
 }
 
-// What a process may have the daemon hold is little: a call is as large as one
-// of ours needs to be.
+// A process can have the daemon hold little: a call is as large as one of ours needs to be.
 func TestCallsAreSmall(t *testing.T) {
 	s := newScene(t)
 	have := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Verified: true, Policy: revision, Have: make([]byte, 32)}

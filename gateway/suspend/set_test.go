@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// What is held for sandboxes that sleep has bounds, for one of them and for all; who
-// is awake is not touched, and what comes to one that sleeps has no place besides.
+// Connections held for sandboxes that sleep have bounds, for one of them and for all; a
+// sandbox that is awake is not touched, and a connection to one that sleeps has no place
+// besides.
 func TestHeldConnections(t *testing.T) {
 	s := NewSet(slog.New(slog.DiscardHandler))
 	at := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(n >> 8), byte(n)}) }

@@ -20,8 +20,8 @@ var (
 )
 
 // askHTTP asks an HTTP proxy for a tunnel (RFC 9110, section 9.3.6), and reads
-// no further than the head of its answer. What it says besides its status is
-// for nobody: it may quote the login.
+// no further than the head of its answer. Nobody is shown what it says besides its status:
+// it may quote the login.
 func askHTTP(out io.Writer, in *bufio.Reader, to target, l *login) error {
 	head := fmt.Sprintf("CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n", to)
 	if l != nil {

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -36,7 +37,7 @@ type destination struct {
 	dialled   string // what net.Dialer gets: an address, or a rooted name
 	named     []netip.Prefix
 	resolver  *net.Resolver
-	roots     *roots
+	roots     *x509.CertPool
 	hop       *hop           // the proxy on the way, or nil
 	unread    bool           // for a tunnel, whose far end may speak first
 	at        netip.AddrPort // to connect to, valid unless the name is looked up
@@ -123,17 +124,10 @@ func (d *destination) newTransport() *transport {
 		multi: newMultiplexer(o, plain, streamWindow), narrow: newMultiplexer(o, plain, narrowWindow),
 	}
 	if d.route.TLS {
-		t.tls = &tls.Config{
-			ServerName:                  d.route.Host,
-			MinVersion:                  tls.VersionTLS12,
-			VerifyConnection:            acceptable,
-			NextProtos:                  []string{"h2", "http/1.1"},
-			ClientSessionCache:          tls.NewLRUClientSessionCache(4),
-			DynamicRecordSizingDisabled: true, // a request goes in one write
-		}
-		if d.roots != nil {
-			t.tls.RootCAs = d.roots.pool
-		}
+		t.tls = clientTLS(d.route.Host, d.roots)
+		t.tls.NextProtos = []string{"h2", "http/1.1"}
+		t.tls.ClientSessionCache = tls.NewLRUClientSessionCache(4)
+		t.tls.DynamicRecordSizingDisabled = true // a request goes in one write
 		if c := d.route.Certificate; c != nil {
 			// Also where the upstream names other authorities than its issuer: it then says
 			// why it refuses.

@@ -40,21 +40,6 @@ const (
 	KindMemory                  // there is no memory for the response's large head
 )
 
-var kindNames = [...]string{
-	KindBroken: "broken", KindLookup: "lookup", KindAddress: "address", KindRefused: "refused",
-	KindUnreachable: "unreachable", KindTimeout: "timeout", KindCertificate: "certificate", KindTLS: "tls",
-	KindRoots: "roots", KindRule: "rule", KindHost: "host", KindOther: "other", KindBusy: "busy",
-	KindCanceled: "canceled", KindClosed: "closed", KindProxy: "proxy", KindLogin: "login",
-	KindMemory: "memory",
-}
-
-func (k Kind) String() string {
-	if int(k) < len(kindNames) {
-		return kindNames[k]
-	}
-	return "broken"
-}
-
 // Error is the reason why a destination was not reached. Its text is for agents and
 // operators: it has nothing that the upstream sent, which may echo a secret. Do not print
 // what Unwrap returns, which may.

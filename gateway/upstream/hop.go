@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -222,23 +221,13 @@ func (d *destination) ask(ctx context.Context, raw *conn, to target, l *login) (
 // secure does the TLS handshake with the proxy. No session of it is kept, which
 // would outlive the trust in its roots.
 func (h *hop) secure(ctx context.Context, raw net.Conn) (net.Conn, error) {
-	var roots *x509.CertPool
-	if h.roots != "" {
-		p := h.direct.pool
-		r, err := p.roots.get(h.roots, p.o.Logger)
-		if err != nil {
-			return nil, &Error{Kind: KindRoots, Host: h.proxy.Host, Port: h.proxy.Port, Err: fmt.Errorf("upstream.proxyRoots: %w", err)}
-		}
-		roots = r.pool
+	roots, err := h.direct.pool.trusted(h.roots, "proxyRoots", h.proxy.Host, h.proxy.Port)
+	if err != nil {
+		return nil, err
 	}
-	c := tls.Client(raw, &tls.Config{
-		ServerName: h.proxy.Host,
-		RootCAs:    roots,
-		MinVersion: tls.VersionTLS12,
-
-		VerifyConnection: acceptable,
-		NextProtos:       []string{"http/1.1"},
-	})
+	config := clientTLS(h.proxy.Host, roots)
+	config.NextProtos = []string{"http/1.1"}
+	c := tls.Client(raw, config)
 	return c, c.HandshakeContext(ctx)
 }
 

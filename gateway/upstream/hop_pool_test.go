@@ -118,7 +118,7 @@ func TestForgetClosesWhatGoesThroughAProxy(t *testing.T) {
 	}
 }
 
-// Whoever asked goes away while the proxy thinks.
+// The caller goes away while the proxy thinks.
 func TestCanceledAtAProxy(t *testing.T) {
 	t.Parallel()
 	for _, scheme := range []string{"http", "https", "socks5"} {

@@ -61,8 +61,8 @@ type multiplexer struct {
 	retired bool
 }
 
-// shared is a connection, and how many requests are under way on it. What the
-// library knows of that can be asked only while nobody writes to the connection.
+// shared is a connection, and how many requests are under way on it. The library can be
+// asked about that only while nobody writes to the connection.
 type shared struct {
 	*http2.ClientConn
 	remote netip.Addr
@@ -272,7 +272,7 @@ func (m *multiplexer) close(retire bool) {
 var _ http2.ClientConnPool = (*multiplexer)(nil)
 
 // turn lets one request at a time open a connection while it is not known that
-// each needs one of its own. Who waited for one that failed fails with it: each
+// each needs one of its own. A request that waited for one that failed fails with it: each
 // would wait for the same timeout, one after the other.
 type turn struct {
 	mu      sync.Mutex

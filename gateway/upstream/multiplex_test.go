@@ -107,8 +107,8 @@ func TestUpstreamOfFewStreams(t *testing.T) {
 	t.Logf("%d connections, %d requests at once", s.conns.Load(), most.Load())
 }
 
-// Who waits for a connection that another opens learns with it that there is
-// none: one after the other they would wait for hours.
+// Requests that wait for a connection another opens learn with it that there is none: one
+// after the other they would wait for hours.
 func TestFailureToConnectIsShared(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -131,7 +131,7 @@ func TestFailureToConnectIsShared(t *testing.T) {
 	}
 }
 
-// Who opens a connection for all may go away: the others go on.
+// The request that opens a connection for all may go away: the others go on.
 func TestOpenerThatGoesAway(t *testing.T) {
 	t.Parallel()
 	held, release := make(chan struct{}, 1), make(chan struct{})

@@ -90,8 +90,8 @@ func unmapped(p netip.Prefix) netip.Prefix {
 }
 
 // checkHost returns the address that a host is the text of, or none for a name.
-// What C libraries and browsers read as an address although it is not written
-// like one (inet_aton(3): 127.1, 0x7f.1, 2130706433) is refused, not looked up:
+// A text that C libraries and browsers read as an address although it is not written like
+// one (inet_aton(3): 127.1, 0x7f.1, 2130706433) is refused, not looked up:
 // whoever decided on it may have read it otherwise.
 func checkHost(host string) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {

@@ -15,7 +15,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,7 +27,7 @@ import (
 	"sallyport/policy"
 )
 
-// Bounds for one sandbox. What is least recently used makes room.
+// Bounds for one sandbox. The least recently used one makes room.
 const (
 	maxDestinations = 256
 	maxConns        = 1024
@@ -110,11 +109,9 @@ func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	if err != nil {
 		return nil, err
 	}
-	var roots *roots
-	if r.Upstream != nil && r.Upstream.Roots != "" {
-		if roots, err = p.roots.get(r.Upstream.Roots, p.o.Logger); err != nil {
-			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: fmt.Errorf("upstream.roots: %w", err)}
-		}
+	roots, err := r.trusted(p)
+	if err != nil {
+		return nil, err
 	}
 	k := keyOf(r)
 	if d := t.lookup(k, roots); d != nil {

@@ -34,7 +34,7 @@ func (e *LoginError) Error() string {
 }
 
 // failed makes an error that was met on the way to the proxy, or from it, one of
-// the proxy's. What is not its fault stays as it is.
+// the proxy's. An error that is not its fault stays as it is.
 func (h *hop) failed(err error) error {
 	var (
 		said  *ProxyError

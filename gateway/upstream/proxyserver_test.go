@@ -43,21 +43,6 @@ func (a accounts) Login(_ context.Context, name, proxy string) (username, passwo
 	return credential.NewSecret(l[0]), credential.NewSecret(l[1]), nil
 }
 
-// program finds a real proxy that setup.sh installs.
-func program(t testing.TB, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path
-	}
-	reason := name + " is not installed: run internal/setup/setup.sh test"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(reason)
-	}
-	t.Skip(reason)
-	return ""
-}
-
 // freePort is one that nothing listens on at the proxies' address.
 func freePort(t testing.TB) uint16 {
 	t.Helper()
@@ -100,7 +85,7 @@ func start(t testing.TB, port uint16, name string, args ...string) {
 
 func tinyproxy(t testing.TB, login bool) string {
 	t.Helper()
-	path, port := program(t, "tinyproxy"), freePort(t)
+	path, port := must.Program(t, "tinyproxy"), freePort(t)
 	config := fmt.Sprintf("Port %d\nListen %s\nBind %s\nTimeout 60\nMaxClients 50\nLogLevel Warning\n", port, proxyAddress, proxyAddress)
 	if login {
 		config += "BasicAuth " + proxyUser + " " + proxyPassword + "\n"
@@ -113,7 +98,7 @@ func tinyproxy(t testing.TB, login bool) string {
 
 func microsocks(t testing.TB, login bool) string {
 	t.Helper()
-	path, port := program(t, "microsocks"), freePort(t)
+	path, port := must.Program(t, "microsocks"), freePort(t)
 	args := []string{"-i", proxyAddress, "-b", proxyAddress, "-p", strconv.Itoa(int(port))}
 	if login {
 		args = append(args, "-u", proxyUser, "-P", proxyPassword)
@@ -130,9 +115,7 @@ func squid(t testing.TB, login bool) string {
 	if err != nil {
 		t.Skip("squid is not installed")
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("squid needs root to drop its privileges")
-	}
+	must.Root(t) // squid drops its privileges
 	dir, port := t.TempDir(), freePort(t)
 	for up := dir; up != os.TempDir() && up != "/"; up = filepath.Dir(up) {
 		if err := os.Chmod(up, 0o755); err != nil { // squid runs as another user

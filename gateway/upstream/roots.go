@@ -1,110 +1,84 @@
 package upstream
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"sallyport/internal/roots"
 )
 
 const (
 	maxRootsFiles = 256
-	maxRootsSize  = 4 << 20 // bytes
-	// rootsAge is for how long a file is taken to be what it was: asking the
-	// file system about it for each request would cost more than the look-up of
-	// its destination.
+	// rootsAge is for how long a file is taken to be what it was: reading it for each request
+	// would cost more than the look-up of its destination.
 	rootsAge = time.Second
 )
 
-// roots is one state of a roots file.
-type roots struct {
-	info    os.FileInfo
-	pool    *x509.CertPool
-	checked time.Time // when the file was last looked at; guarded by rootsCache.mu
+// rootsFile is what was read of a roots file.
+type rootsFile struct {
+	pool *x509.CertPool
+	read time.Time
 }
 
 // rootsCache reads PEM files again when they change.
 type rootsCache struct {
 	mu    sync.Mutex
-	files *simplelru.LRU[string, *roots]
+	files *simplelru.LRU[string, rootsFile]
 }
 
-// get returns the same pointer for as long as the file is the same. It notices
-// a change within rootsAge.
-func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
-	now := time.Now()
-	if r := c.fresh(path, now); r != nil {
-		return r, nil
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxRootsSize {
-		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, maxRootsSize)
+// get returns the same pointer for as long as a file has the same authorities, nil without
+// a file. It notices a change within rootsAge.
+func (c *rootsCache) get(path string, log *slog.Logger) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.files == nil {
 		// The size is a positive constant, the only thing that can be wrong.
-		c.files, _ = simplelru.NewLRU[string, *roots](maxRootsFiles, nil)
+		c.files, _ = simplelru.NewLRU[string, rootsFile](maxRootsFiles, nil)
 	}
 	old, ok := c.files.Get(path)
-	if ok && same(old.info, info) {
-		old.checked = now
-		return old, nil
+	if ok && time.Since(old.read) < rootsAge {
+		return old.pool, nil
 	}
-	r, err := readRoots(path)
-	if err != nil {
+	pool, err := roots.Read(path)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	r.checked = now
-	if ok {
+	case ok && pool.Equal(old.pool):
+		pool = old.pool
+	case ok:
 		log.Info("roots of an upstream have changed", slog.String("file", path))
 	}
-	c.files.Add(path, r)
-	return r, nil
+	c.files.Add(path, rootsFile{pool, time.Now()})
+	return pool, nil
 }
 
-// fresh returns what was looked at a moment ago.
-func (c *rootsCache) fresh(path string, now time.Time) *roots {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.files == nil {
-		return nil
+// trusted returns the roots of a file that a rule names by a key, for a host.
+func (p *Pool) trusted(file, key, host string, port uint16) (*x509.CertPool, error) {
+	pool, err := p.roots.get(file, p.o.Logger)
+	if err != nil {
+		return nil, &Error{Kind: KindRoots, Host: host, Port: port, Err: fmt.Errorf("upstream.%s: %w", key, err)}
 	}
-	if r, ok := c.files.Get(path); ok && now.Sub(r.checked) < rootsAge {
-		return r
-	}
-	return nil
+	return pool, nil
 }
 
-func same(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+// trusted returns the roots of the rule's file for the destination, nil for the system's.
+func (r *Route) trusted(p *Pool) (*x509.CertPool, error) {
+	if r.Upstream == nil {
+		return nil, nil
+	}
+	return p.trusted(r.Upstream.Roots, "roots", r.Host, r.Port)
 }
 
-func readRoots(path string) (*roots, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxRootsSize))
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("%s holds no PEM certificate", path)
-	}
-	return &roots{info: info, pool: pool}, nil
+// clientTLS verifies a server's certificate for a host.
+func clientTLS(host string, roots *x509.CertPool) *tls.Config {
+	return &tls.Config{ServerName: host, RootCAs: roots, MinVersion: tls.VersionTLS12, VerifyConnection: acceptable}
 }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"crypto/x509"
 	"errors"
 	"net"
 	"sync"
@@ -30,10 +31,10 @@ func newSandboxPool() *sandboxPool {
 }
 
 // lookup returns the destination, if it trusts the present content of its roots file.
-func (t *sandboxPool) lookup(k key, r *roots) *destination {
+func (t *sandboxPool) lookup(k key, roots *x509.CertPool) *destination {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if d, ok := t.destinations.Get(k); ok && d.roots == r {
+	if d, ok := t.destinations.Get(k); ok && d.roots == roots {
 		return d
 	}
 	return nil

@@ -24,22 +24,14 @@ func (p *Pool) DialTLS(ctx context.Context, r Route, at netip.Addr, ask func(net
 	if err != nil {
 		return nil, err
 	}
-	config := &tls.Config{
-		ServerName:       r.Host,
-		MinVersion:       tls.VersionTLS12,
-		VerifyConnection: acceptable,
-	}
-	if r.Upstream != nil && r.Upstream.Roots != "" {
-		roots, err := p.roots.get(r.Upstream.Roots, p.o.Logger)
-		if err != nil {
-			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: fmt.Errorf("upstream.roots: %w", err)}
-		}
-		config.RootCAs = roots.pool
+	roots, err := r.trusted(p)
+	if err != nil {
+		return nil, err
 	}
 	if at.IsValid() && d.hop == nil {
 		d.at = netip.AddrPortFrom(at, r.Port)
 	}
-	c, err := d.secure(ctx, config, ask)
+	c, err := d.secure(ctx, clientTLS(r.Host, roots), ask)
 	if err != nil {
 		return nil, d.fail(err)
 	}

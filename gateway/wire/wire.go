@@ -53,16 +53,16 @@ type Refuser interface {
 	Tell(c Conn, reason string)
 }
 
-// Conn is a connection of a sandbox that an egressAuth rule logs in for. What has been read
-// of it already is read again.
+// Conn is a connection of a sandbox that an egressAuth rule logs in for. Bytes that have
+// been read already are read again.
 type Conn interface {
 	net.Conn
 	// Destination is where the connection goes, as the policy knows it.
 	Destination() policy.Destination
 	// Sandbox is the ID of the connection's sandbox.
 	Sandbox() string
-	// InTLS tells whether the client has begun TLS, for Secure to end. What is read of the
-	// connection is TLS else, too.
+	// InTLS tells whether the client has begun TLS, for Secure to end. The connection's bytes
+	// are TLS else, too.
 	InTLS() bool
 	// Secure ends TLS with the sandbox, by a certificate of its authority for the
 	// destination, and returns the connection inside of it. protocols are what a client may
@@ -71,7 +71,7 @@ type Conn interface {
 	// HandshakeTimeout is how long the sandbox may take until it has asked for something.
 	HandshakeTimeout() time.Duration
 	// Ask decides on a request and records the decision. It waits for an operator where
-	// that is needed. What is allowed ends with Grant.End. The error is a *Denied where it
+	// that is needed. The permission ends with Grant.End. The error is a *Denied where it
 	// is not carried; any other says that the sandbox is gone.
 	Ask(ctx context.Context, r Request) (Grant, error)
 	// Refuse records a denial, whatever the policy says, of what has no place in a
@@ -83,7 +83,7 @@ type Conn interface {
 	Go(work *sync.WaitGroup, f func())
 }
 
-// Request is what the sandbox wants. Path is in the form of [policy.NormalizePath]: one
+// Request is what the sandbox wants. Path is in the form of [urlpath.Normalize]: one
 // reading, without percent signs. The scheme is the connection's protocol.
 // Command is what an operator is shown of it besides, if there is anything: the policy and
 // the audit log do not see it.
@@ -102,8 +102,8 @@ func (e *Denied) Error() string { return "denied: " + e.Reason }
 type Grant interface {
 	// ID is the decision's.
 	ID() string
-	// Context is done when the grant is revoked or the connection ends. What Dial
-	// returned is closed then.
+	// Context is done when the grant is revoked or the connection ends. Dial's connection is
+	// closed then.
 	Context() context.Context
 	// Injection is the one login that the rule gives.
 	Injection() policy.Injection

@@ -11,6 +11,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
+	"sallyport/internal/periodic"
 )
 
 // keepLease is how long unused material is kept at least; at most half as long again.
@@ -105,18 +106,7 @@ func (b *broker) clear(now time.Time) {
 }
 
 // run clears until ctx is done.
-func (b *broker) run(ctx context.Context) {
-	tick := time.NewTicker(keepLease / 2)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			b.clear(now)
-		}
-	}
-}
+func (b *broker) run(ctx context.Context) { _ = periodic.Run(ctx, keepLease/2, b.clear) }
 
 // bindingKey is the context key of the binding that a lease is for.
 type bindingKey struct{}
@@ -137,6 +127,7 @@ type source struct {
 type grant struct {
 	uses  int
 	until time.Time
+	since time.Time // for requests that came until then alone; zero: for all
 }
 
 // maxGrants bounds source.grants; there is one for each destination that the
@@ -146,13 +137,14 @@ const maxGrants = 256
 // Read implements credential.Source.
 func (s *source) Read(ctx context.Context) (credential.Material, error) {
 	to, _ := ctx.Value(bindingKey{}).(credential.Binding)
+	came := time.Now()
 	for { // those who come late to a burst find everything used up again
-		if m, ok := s.use(to); ok {
+		if m, ok := s.use(to, came); ok {
 			return m, nil
 		}
 		// The question outlives the request that asks it: others wait for it.
 		answer := s.flight.DoChan(to.Host+" "+to.String()+" "+to.Policy, func() (any, error) {
-			if s.has(to) { // since another question has just been answered
+			if s.has(to, came) { // since another question has just been answered
 				return nil, nil
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workerapi.AnswerWithin)
@@ -171,11 +163,11 @@ func (s *source) Read(ctx context.Context) (credential.Material, error) {
 }
 
 // use takes one use, if one is left.
-func (s *source) use(to credential.Binding) (credential.Material, bool) {
+func (s *source) use(to credential.Binding, came time.Time) (credential.Material, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.grants[to]
-	if !g.usable() {
+	if !g.usable(came) {
 		return credential.Material{}, false
 	}
 	g.uses--
@@ -183,13 +175,16 @@ func (s *source) use(to credential.Binding) (credential.Material, bool) {
 }
 
 // has reports whether a use is left.
-func (s *source) has(to credential.Binding) bool {
+func (s *source) has(to credential.Binding, came time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.grants[to].usable()
+	return s.grants[to].usable(came)
 }
 
-func (g *grant) usable() bool { return g != nil && g.uses > 0 && time.Now().Before(g.until) }
+// usable reports whether a use is left for a request that came at a time.
+func (g *grant) usable(came time.Time) bool {
+	return g != nil && g.uses > 0 && time.Now().Before(g.until) && (g.since.IsZero() || !came.After(g.since))
+}
 
 // refresh leases more after a destination did not take a version.
 func (s *source) refresh(ctx context.Context, to credential.Binding, refused string) (bool, error) {
@@ -216,7 +211,7 @@ func (s *source) ask(ctx context.Context, to credential.Binding, refused string)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if got.Fields != nil {
-		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Accessor: got.Accessor, Expires: got.Expires, Ends: got.Ends}
+		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Accessor: got.Accessor, Expires: got.Expires, Ends: got.Ends, Cached: got.Cached}
 		for k, v := range got.Fields {
 			m.Fields[k] = credential.NewSecret(v)
 		}
@@ -225,10 +220,13 @@ func (s *source) ask(ctx context.Context, to credential.Binding, refused string)
 	if s.grants == nil || len(s.grants) >= maxGrants {
 		s.grants = map[credential.Binding]*grant{}
 	}
-	until := asked.Add(got.For)
-	if e := s.last.Expires; !e.IsZero() && e.Before(until) {
-		until = e
+	g := &grant{uses: got.Uses, until: asked.Add(got.For)}
+	if got.For == 0 {
+		g.since, g.until = asked, asked.Add(workerapi.AnswerWithin)
 	}
-	s.grants[to] = &grant{got.Uses, until}
+	if e := s.last.Expires; !e.IsZero() && e.Before(g.until) {
+		g.until = e
+	}
+	s.grants[to] = g
 	return nil
 }

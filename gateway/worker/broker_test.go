@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// What a lease permits here, and where.
+// The bounds of a lease here.
 const (
 	leaseUses = 256
 	leaseFor  = time.Second
@@ -32,6 +33,8 @@ type leasing struct {
 	peer   *ipc.Peer
 	secret atomic.Pointer[string]
 	leases atomic.Int64
+	lasts  atomic.Int64  // nanoseconds that a lease permits uses for
+	hold   chan struct{} // of answers, nil: none
 }
 
 func newBrokerSupervisor(t *testing.T) *leasing {
@@ -39,6 +42,7 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 	s := &leasing{}
 	secret := "a-secret-of-some-length"
 	s.secret.Store(&secret)
+	s.lasts.Store(int64(leaseFor))
 	here, f, err := ipc.Pair()
 	must.OK(t, err)
 	there, err := ipc.Inherited(f)
@@ -49,7 +53,10 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 		}
 		s.leases.Add(1)
 		token := *s.secret.Load()
-		got := workerapi.LeaseReply{Mark: []byte(token), Uses: leaseUses, For: leaseFor}
+		if s.hold != nil {
+			<-s.hold
+		}
+		got := workerapi.LeaseReply{Mark: []byte(token), Uses: leaseUses, For: time.Duration(s.lasts.Load()), Cached: true}
 		if string(c.Have) != token {
 			got.Version, got.Accessor, got.Fields = token[:5], "of "+token, map[string]string{"token": token}
 		}
@@ -114,6 +121,45 @@ func TestLeaseUses(t *testing.T) {
 	if len(b.leases) != 0 {
 		t.Error("what is not used is kept")
 	}
+}
+
+// Of a secret that is to be asked for each time, a request uses only what was asked for
+// after it came, and those that wait together share an answer.
+func TestLeaseForThoseThatWait(t *testing.T) {
+	s := newBrokerSupervisor(t)
+	s.lasts.Store(0)
+	s.hold = make(chan struct{})
+	to := credential.Binding{Host: bound, Port: 443, Verified: true, Policy: revision}
+	b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil, shared)
+	var leases sync.WaitGroup
+	var came atomic.Int64
+	lease := func(want string) {
+		leases.Go(func() {
+			came.Add(1)
+			l, err := b.Lease(t.Context(), "key", to)
+			if err != nil || l.Values()[0].Reveal() != want || !l.Cached() {
+				t.Errorf("leased %+v, %v, want %q", l, err, want)
+			}
+		})
+	}
+	lease(*s.secret.Load())
+	must.Soon(t, "the first question", func() bool { return s.leases.Load() == 1 })
+	changed := "another-secret-of-some-length"
+	s.secret.Store(&changed)
+	const others = 100
+	for range others {
+		lease(changed)
+	}
+	must.Soon(t, "the others", func() bool { return came.Load() == 1+others })
+	close(s.hold)
+	leases.Wait()
+	if n := s.leases.Load(); n > others/2 {
+		t.Errorf("%d questions for %d requests at once", n, others+1)
+	}
+	again := "a-third-secret-of-some-length"
+	s.secret.Store(&again)
+	lease(again)
+	leases.Wait()
 }
 
 // Sandboxes share what is the same for all, and nothing else.

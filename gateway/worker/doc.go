@@ -23,11 +23,11 @@
 // One request of a sandbox: the worker accepts the connection from a shared
 // listener, finds the sandbox by its address and the name by the destination's,
 // decides by the policy, gets a leaf signed (once a day), reads the request,
-// decides again, appends the decision to the log and waits for the disk, leases
-// the credential, resolves, asks for this host's addresses, dials, injects, scrubs
+// decides again, appends the decision to the log and waits for the disk, leases and
+// injects the credential, resolves, asks for this host's addresses, dials, sends, scrubs
 // the answer and records the completion.
 //
 // A fence of imports (internal/test/deptest) keeps the stores of secrets, the
-// authorities' keys and the engine out of this package. What a worker that has
-// been taken over can do is told by package supervisor.
+// authorities' keys and the container engine out of this package. Package supervisor tells what a
+// worker that has been taken over can do.
 package worker

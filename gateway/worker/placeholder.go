@@ -6,7 +6,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/policy"
 )
 
@@ -22,7 +22,7 @@ func (w *Worker) decideName(ctx context.Context, in policy.Input) policy.Decisio
 	d := w.engine.Decide(ctx, in)
 	if name := w.placeholdersOf(in.Sandbox.ID).OfName(in.Destination.Host); name != "" {
 		return policy.Decision{
-			Action: policy.Deny, Rule: gateway.PlaceholderRule, RuleType: "floor", Revision: d.Revision,
+			Action: policy.Deny, Rule: placeholder.Rule, RuleType: "floor", Revision: d.Revision,
 			Reason: fmt.Sprintf("the name has the placeholder of credential %q in it", name),
 		}
 	}
@@ -34,7 +34,7 @@ type nameRecorder struct{ in *Worker }
 
 // Enqueue implements resolver.Recorder.
 func (r nameRecorder) Enqueue(e *audit.Event) error {
-	if e.Rule == nil || e.Rule.Name != gateway.PlaceholderRule || e.Query == nil {
+	if e.Rule == nil || e.Rule.Name != placeholder.Rule || e.Query == nil {
 		return r.in.audit.Enqueue(e)
 	}
 	x := &e.Unmapped.Sallyport

@@ -6,12 +6,13 @@ import (
 	"sync/atomic"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 // recorder is the audit log for the gateway. While the supervisor holds the data path, it
 // records no decision to let something out, so that nothing leaves.
 type recorder struct {
-	*audit.Log
+	*auditlog.Log
 	held *atomic.Pointer[string]
 }
 
@@ -19,7 +20,7 @@ func (r recorder) Append(ctx context.Context, events ...*audit.Event) error {
 	if why := r.held.Load(); why != nil && *why != "" {
 		for _, e := range events {
 			if e.Unmapped.Sallyport.Kind == audit.KindDecision && e.Action == audit.ActionAllowed {
-				return fmt.Errorf("%w: %s", audit.ErrHeld, *why)
+				return fmt.Errorf("%w: %s", auditlog.ErrHeld, *why)
 			}
 		}
 	}

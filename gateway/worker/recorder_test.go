@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/jail"
 	"sallyport/internal/test/must"
@@ -13,7 +14,7 @@ import (
 
 // While the data path is held, nothing is let out, and all else is recorded.
 func TestHeld(t *testing.T) {
-	log, err := audit.Open(t.TempDir(), audit.Options{})
+	log, err := auditlog.Open(t.TempDir(), auditlog.Options{})
 	must.OK(t, err)
 	defer log.Close()
 	w := newWorker(nil, jail.State{})
@@ -26,7 +27,7 @@ func TestHeld(t *testing.T) {
 	try := func(want bool, kind audit.Kind, action audit.Action) {
 		t.Helper()
 		err := r.Append(t.Context(), event(kind, action))
-		if held := errors.Is(err, audit.ErrHeld); held != want || !held && err != nil || held && !strings.Contains(err.Error(), "sink siem") {
+		if held := errors.Is(err, auditlog.ErrHeld); held != want || !held && err != nil || held && !strings.Contains(err.Error(), "sink siem") {
 			t.Errorf("%s, action %d: %v", kind, action, err)
 		}
 	}

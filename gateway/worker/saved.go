@@ -5,19 +5,19 @@ import (
 	"encoding/json"
 	"sync"
 
-	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 )
 
-// keep has the supervisor keep what answers are searched for. It is a credential.Keep.
+// keep has the supervisor keep what answers are searched for. It is a sent.Keep.
 type keep struct {
 	peer *ipc.Peer
 	mu   sync.Mutex // the parts of one after the other's
 }
 
-// Load implements credential.Keep.
-func (k *keep) Load(ctx context.Context, id string) (saved credential.Saved, err error) {
+// Load implements sent.Keep.
+func (k *keep) Load(ctx context.Context, id string) (saved sent.Saved, err error) {
 	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
 	defer cancel()
 	var got workerapi.SavedReply
@@ -28,8 +28,8 @@ func (k *keep) Load(ctx context.Context, id string) (saved credential.Saved, err
 	return saved, json.Unmarshal(got.Saved, &saved)
 }
 
-// Save implements credential.Keep. A client that goes away does not break it off.
-func (k *keep) Save(ctx context.Context, id string, more credential.Saved) error {
+// Save implements sent.Keep. A client that goes away does not break it off.
+func (k *keep) Save(ctx context.Context, id string, more sent.Saved) error {
 	text, err := json.Marshal(more)
 	if err != nil {
 		return err

@@ -21,11 +21,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/common/expfmt"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
-	"sallyport/gateway/credential/placeholder"
 	"sallyport/gateway/mitm"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/postgres"
 	"sallyport/gateway/redis"
 	"sallyport/gateway/resolver"
@@ -87,7 +87,7 @@ type Worker struct {
 	cancel  context.CancelFunc
 
 	engine       engine.Engine
-	audit        *audit.Log
+	audit        *auditlog.Log
 	placeholders sync.Map               // *placeholder.Set by the sandbox's ID
 	held         atomic.Pointer[string] // why no request may leave; nil or "": it may
 	broker       *broker
@@ -97,6 +97,7 @@ type Worker struct {
 	upstreams    *upstream.Pool
 	clients      access.Clients
 	published    access.Ports
+	router       router
 	dns          *resolver.Server
 	gateway      *gateway.Gateway
 	counters     *limit.Book
@@ -116,17 +117,18 @@ func newWorker(conn *net.UnixConn, state jail.State) *Worker {
 	w.logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &w.level}))
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.Methods = map[ipc.Method]ipc.Handler{
-		workerapi.MethodStart:   ipc.Handle(w.start),
-		workerapi.MethodServe:   ipc.Handle(w.serve),
-		workerapi.MethodPrepare: ipc.Handle(w.prepare),
-		workerapi.MethodUse:     ipc.Handle(w.use),
-		workerapi.MethodTables:  ipc.Handle(w.setTables),
-		workerapi.MethodForget:  ipc.Handle(w.forget),
-		workerapi.MethodRevoke:  ipc.Handle(w.revoke),
-		workerapi.MethodAppend:  ipc.Handle(w.append),
-		workerapi.MethodStats:   ipc.Handle(w.stats),
-		workerapi.MethodGather:  ipc.Handle(w.gather),
-		workerapi.MethodStop:    ipc.Handle(w.stop),
+		workerapi.MethodStart:        ipc.Handle(w.start),
+		workerapi.MethodServe:        ipc.Handle(w.serve),
+		workerapi.MethodPrepare:      ipc.Handle(w.prepare),
+		workerapi.MethodUse:          ipc.Handle(w.use),
+		workerapi.MethodTables:       ipc.Handle(w.setTables),
+		workerapi.MethodForget:       ipc.Handle(w.forget),
+		workerapi.MethodForgetLeaves: ipc.Handle(w.forgetLeaves),
+		workerapi.MethodRevoke:       ipc.Handle(w.revoke),
+		workerapi.MethodAppend:       ipc.Handle(w.append),
+		workerapi.MethodStats:        ipc.Handle(w.stats),
+		workerapi.MethodGather:       ipc.Handle(w.gather),
+		workerapi.MethodStop:         ipc.Handle(w.stop),
 		workerapi.MethodAnswered: ipc.Handle(func(ctx context.Context, c workerapi.AnsweredRequest) (ipc.None, error) {
 			return w.approvals.answered(ctx, c)
 		}),
@@ -158,8 +160,8 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		}
 		w.proxyTLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
-	w.audit, err = audit.Continue(audit.Handover{Next: s.Next, File: w.files[workerapi.FileLog], Size: s.Size}, audit.Options{
-		SegmentSize: s.SegmentSize, Logger: w.logger, Segment: w.segment,
+	w.audit, err = auditlog.Continue(auditlog.Handover{Next: s.Next, File: w.files[workerapi.FileLog], Size: s.Size}, auditlog.Options{
+		SegmentSize: s.SegmentSize, Cluster: s.Cluster, Node: s.Node, Logger: w.logger, Segment: w.segment,
 	})
 	if err != nil {
 		return jail.State{}, err
@@ -177,7 +179,9 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 	w.dns = resolver.NewServer(resolver.Options{
 		Table: w.names, Identify: w.identify, Decide: w.decideName, Recorder: nameRecorder{w}, Logger: w.logger, Metrics: w.metrics,
 	})
+	w.router.peer = w.peer
 	w.gateway, err = gateway.New(gateway.Options{
+		Router:     &w.router,
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: recorder{w.audit, &w.held},
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
 		Handlers: map[policy.Protocol]wire.Handler{
@@ -205,10 +209,13 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 
 // serve begins to accept connections.
 func (w *Worker) serve(_ context.Context, t workerapi.Tables) (ipc.None, error) {
+	if err := w.router.use(t.Router); err != nil {
+		return ipc.None{}, err
+	}
 	w.apply(t)
-	var transparent, explicit, inbound, dnsTCP net.Listener
+	var transparent, explicit, inbound, routed, dnsTCP net.Listener
 	var dns net.PacketConn
-	for name, to := range map[string]*net.Listener{workerapi.FileTransparent: &transparent, workerapi.FileExplicit: &explicit, workerapi.FileInbound: &inbound, workerapi.FileDNSTCP: &dnsTCP} {
+	for name, to := range map[string]*net.Listener{workerapi.FileTransparent: &transparent, workerapi.FileExplicit: &explicit, workerapi.FileInbound: &inbound, workerapi.FileRouted: &routed, workerapi.FileDNSTCP: &dnsTCP} {
 		f := w.files[name]
 		if f == nil {
 			continue
@@ -237,6 +244,9 @@ func (w *Worker) serve(_ context.Context, t workerapi.Tables) (ipc.None, error) 
 	}
 	if inbound != nil {
 		w.serveListener("inbound", func() error { return w.gateway.ServeInbound(w.ctx, inbound) })
+	}
+	if routed != nil {
+		w.serveListener("routed", func() error { return w.gateway.ServeRouted(w.ctx, w.router.listener(routed)) })
 	}
 	if dns != nil && dnsTCP != nil {
 		w.serveListener("dns", func() error { return w.dns.Serve(w.ctx, dns, dnsTCP) })
@@ -323,6 +333,9 @@ func (w *Worker) use(_ context.Context, c workerapi.PolicyRequest) (ipc.None, er
 }
 
 func (w *Worker) setTables(_ context.Context, t workerapi.Tables) (ipc.None, error) {
+	if err := w.router.use(t.Router); err != nil {
+		return ipc.None{}, err
+	}
 	if w.apply(t) {
 		w.gateway.Redecide()
 	}
@@ -337,6 +350,7 @@ func (w *Worker) apply(t workerapi.Tables) (ends bool) {
 		was, known := w.identities[a]
 		if s == nil {
 			delete(w.identities, a)
+			ends = ends || known && w.files[workerapi.FileRouted] != nil // it may have become offline
 			continue
 		}
 		w.identities[a] = *s
@@ -359,7 +373,7 @@ func (w *Worker) apply(t workerapi.Tables) (ends bool) {
 	if t.Published != nil {
 		w.published.Replace(t.Published)
 	}
-	return ends || t.Clients != nil || t.Published != nil
+	return ends || t.Clients != nil || t.Published != nil || t.Router != nil
 }
 
 func (w *Worker) forget(_ context.Context, c workerapi.ForgetRequest) (ipc.None, error) {
@@ -368,6 +382,11 @@ func (w *Worker) forget(_ context.Context, c workerapi.ForgetRequest) (ipc.None,
 	w.names.forget(c.ID)
 	w.gateway.Forget(c.ID)
 	w.placeholders.Delete(c.ID)
+	return ipc.None{}, nil
+}
+
+func (w *Worker) forgetLeaves(context.Context, ipc.None) (ipc.None, error) {
+	w.leaves.ForgetAll()
 	return ipc.None{}, nil
 }
 
@@ -401,7 +420,7 @@ func (w *Worker) append(ctx context.Context, c workerapi.AppendRequest) (ipc.Non
 	return ipc.None{}, w.audit.Append(ctx, c.Events...)
 }
 
-func (w *Worker) stats(context.Context, ipc.None) (audit.Stats, error) {
+func (w *Worker) stats(context.Context, ipc.None) (auditlog.Stats, error) {
 	return w.audit.Stats(), nil
 }
 

@@ -5,8 +5,9 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/access"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -21,8 +22,10 @@ type StartRequest struct {
 	Next        uint64   // number of the next event
 	Size        int64    // of FileLog, in bytes
 	SegmentSize int64    // bytes
-	Found       int64    // see gateway.Options
-	Level       int      // of slog
+	Cluster     string   // of each event, likewise Node
+	Node        string
+	Found       int64 // see gateway.Options
+	Level       int   // of slog
 }
 
 // Tables are the worker's copies of the daemon's tables, or changes of them. The
@@ -36,6 +39,13 @@ type Tables struct {
 	// a sandbox's; others are unchanged.
 	Placeholders map[string][]placeholder.Held
 	Held         *string // why no request may leave, "" if it may; nil: unchanged
+	Router       *Router // nil: unchanged
+}
+
+// Router is what the listener of a router's clients works with.
+type Router struct {
+	Certificate, Key []byte // PEM
+	Clients          []access.RouterClient
 }
 
 // PolicyRequest names the revision to prepare or to use.
@@ -49,7 +59,7 @@ type StopRequest struct{ Within time.Duration }
 
 // StopReply is the worker's last word. Late tells that requests were broken off.
 type StopReply struct {
-	Log  audit.Stats
+	Log  auditlog.Stats
 	Late bool
 }
 
@@ -85,12 +95,13 @@ type LeaseRequest struct {
 	Refused    string `json:",omitempty"` // version that the destination did not take
 }
 
-// LeaseReply permits a number of uses within a time. Fields is nil where the
-// worker has the material already.
+// LeaseReply permits a number of uses within a time; if that is 0, by requests that came
+// before the worker asked. Fields is nil where the worker has the material already.
 type LeaseReply struct {
 	Mark     []byte
 	Uses     int
 	For      time.Duration
+	Cached   bool              `json:",omitempty"` // the source may have another one by now
 	Version  string            `json:",omitempty"`
 	Accessor string            `json:",omitempty"`
 	Fields   map[string]string `json:",omitempty"`

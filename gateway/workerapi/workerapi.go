@@ -22,6 +22,7 @@ const (
 	MethodUse
 	MethodTables
 	MethodForget
+	MethodForgetLeaves
 	MethodRevoke
 	MethodAppend
 	MethodStats
@@ -52,6 +53,7 @@ const (
 	MethodCertify
 	MethodSaved
 	MethodSave
+	MethodFind
 )
 
 // Bounds of one message, in bytes.
@@ -78,6 +80,7 @@ var Errors = map[string]error{
 	"no-listener":    inbound.ErrNoListener,
 	"inside-busy":    inbound.ErrLoopbackBusy,
 	"inside-earlier": inbound.ErrLoopbackEarlier,
+	"not-placed":     inbound.ErrNotPlaced,
 }
 
 // Names of the files that a worker inherits, from descriptor 4 on. Descriptor 3
@@ -86,6 +89,7 @@ const (
 	FileTransparent = "transparent" // listener of the datapath's
 	FileExplicit    = "explicit"    // listener of the explicit proxy
 	FileInbound     = "inbound"     // listener of connections to published ports
+	FileRouted      = "routed"      // listener of a router's clients
 	FileDNS         = "dns"         // UDP
 	FileDNSTCP      = "dns-tcp"
 	FileLog         = "log" // last segment of the audit log

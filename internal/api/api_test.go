@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/api"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
@@ -82,7 +83,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// What is there can be used to its end.
+// An existing sandbox can be used to its end.
 func TestVerbs(t *testing.T) {
 	c, _, h := serve(t, true)
 	ctx := t.Context()
@@ -229,7 +230,7 @@ func TestExplainReadsABody(t *testing.T) {
 func TestExplainsARecordedDecision(t *testing.T) {
 	c, _, h := serve(t, false)
 	h.audit = t.TempDir()
-	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*auditlog.Log](t)(auditlog.Open(h.audit, auditlog.Options{}))
 	defer log.Close()
 	e := audit.New(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("GET"))
 	e.Destination = &audit.Endpoint{Hostname: "docs.example.test", Port: 443}

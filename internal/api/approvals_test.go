@@ -45,7 +45,7 @@ func ask(t *testing.T, s *approval.Store, path string) string {
 	}})).ID
 }
 
-// Who answers is who the kernel says is calling, and nothing in the request.
+// The operator on record is the caller that the kernel names, and nothing in the request.
 func TestOperator(t *testing.T) {
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
 	c := client.Unix(addr.String())

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
 )
 
@@ -57,7 +58,7 @@ func (h *handler) auditEvents(r *http.Request) (list []*audit.Event, next string
 	}
 	defer end()
 	list = []*audit.Event{}
-	for e, err := range audit.Undamaged(h.opt.Audit(r.Context(), q)) {
+	for e, err := range auditlog.Undamaged(h.opt.Audit(r.Context(), q)) {
 		if err != nil {
 			return nil, "", err
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -19,7 +20,7 @@ import (
 func TestAudit(t *testing.T) {
 	root, _, h := serve(t, true)
 	h.audit = t.TempDir()
-	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*auditlog.Log](t)(auditlog.Open(h.audit, auditlog.Options{}))
 	defer log.Close()
 	acme, acmeText := keyed(t, h, "acme", "acme", "read", "run")
 	reader, _ := keyed(t, h, "reader", "", "read")

@@ -20,31 +20,31 @@ import (
 const maxInput = 1 << 40
 
 func (h *handler) startCommand(r *http.Request, c sandbox.CommandSpec) (sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.StartCommand(r.Context(), r.PathValue("name"), c)
+	return h.opt.Manager.StartCommand(r.Context(), r.PathValue("name"), c)
 }
 
 func (h *handler) listCommands(r *http.Request, _ none) ([]sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.Commands(r.Context(), r.PathValue("name"))
+	return h.opt.Manager.Commands(r.Context(), r.PathValue("name"))
 }
 
 func (h *handler) command(r *http.Request, _ none) (sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.Command(r.Context(), r.PathValue("name"), r.PathValue("id"))
+	return h.opt.Manager.Command(r.Context(), r.PathValue("name"), r.PathValue("id"))
 }
 
 func (h *handler) killCommand(r *http.Request, _ none) (sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.Kill(r.Context(), r.PathValue("name"), r.PathValue("id"))
+	return h.opt.Manager.Kill(r.Context(), r.PathValue("name"), r.PathValue("id"))
 }
 
 func (h *handler) signalCommand(r *http.Request, in wire.Name) (sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.Signal(r.Context(), r.PathValue("name"), r.PathValue("id"), in.Signal)
+	return h.opt.Manager.Signal(r.Context(), r.PathValue("name"), r.PathValue("id"), in.Signal)
 }
 
 func (h *handler) resizeCommand(r *http.Request, in sandbox.Size) (sandbox.CommandInfo, error) {
-	return h.opt.Sandboxes.Resize(r.Context(), r.PathValue("name"), r.PathValue("id"), in)
+	return h.opt.Manager.Resize(r.Context(), r.PathValue("name"), r.PathValue("id"), in)
 }
 
 func (h *handler) feedCommand(r *http.Request, _ none) (i sandbox.CommandInfo, err error) {
-	err = h.opt.Sandboxes.Input(r.Context(), r.PathValue("name"), r.PathValue("id"), r.Body, r.URL.Query().Get("open") == "1")
+	err = h.opt.Manager.Input(r.Context(), r.PathValue("name"), r.PathValue("id"), r.Body, r.URL.Query().Get("open") == "1")
 	if err != nil {
 		return i, err
 	}
@@ -61,7 +61,7 @@ func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	from, out, err := h.opt.Sandboxes.Output(r.Context(), r.PathValue("name"), r.PathValue("id"), o)
+	from, out, err := h.opt.Manager.Output(r.Context(), r.PathValue("name"), r.PathValue("id"), o)
 	if err != nil {
 		h.writeProblem(w, r, err)
 		return
@@ -110,7 +110,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// Start first, so that what is wrong with the sandbox is a plain status.
-	if _, err := h.opt.Sandboxes.Start(r.Context(), r.PathValue("name")); err != nil {
+	if _, err := h.opt.Manager.Start(r.Context(), r.PathValue("name")); err != nil {
 		h.writeProblem(w, r, err)
 		return
 	}
@@ -123,7 +123,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", client.Protocol)
 
 	out := wire.NewWriter(conn)
-	end, err := h.opt.Sandboxes.Attach(context.WithoutCancel(r.Context()), r.PathValue("name"), c, sandbox.CommandClient{From: rw.Reader, To: out})
+	end, err := h.opt.Manager.Attach(context.WithoutCancel(r.Context()), r.PathValue("name"), c, sandbox.CommandClient{From: rw.Reader, To: out})
 	exit := client.Exit{Code: end.Code}
 	if err != nil {
 		exit.Error = h.problemFor(r, err)

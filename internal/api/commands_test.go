@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -87,7 +87,7 @@ func TestCommandsAreRecorded(t *testing.T) {
 		if x.SandboxID != box.ID || x.Owner != "acme" || e.Actor == nil || e.Actor.User.Name != "key ci" || e.StartTime == 0 {
 			t.Errorf("%+v", e)
 		}
-		if line := audit.Line(audit.Record{Decision: e}); strings.Contains(line, hidden) {
+		if line := auditlog.Line(auditlog.Record{Decision: e}); strings.Contains(line, hidden) {
 			t.Errorf("it says too much: %s", line)
 		}
 		got = append(got, fmt.Sprintf("%s: %s, %d", e.Message, e.Detail, e.StatusID))

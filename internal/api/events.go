@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/sandbox/client"
 )
 
@@ -60,7 +60,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	next := make(chan client.Event)
 	go func() {
 		defer close(next)
-		for e, err := range audit.Undamaged(h.opt.Events(ctx, from)) {
+		for e, err := range auditlog.Undamaged(h.opt.Events(ctx, from)) {
 			if err != nil {
 				h.opt.Logger.Error("a stream of events ends", "error", err)
 				return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -20,7 +21,7 @@ import (
 func TestEvents(t *testing.T) {
 	root, _, h := serve(t, true)
 	h.audit = t.TempDir()
-	log := need[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	log := need[*auditlog.Log](t)(auditlog.Open(h.audit, auditlog.Options{}))
 	defer log.Close()
 	acme, _ := keyed(t, h, "acme", "acme", "read", "run")
 	mine := need[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))

@@ -176,7 +176,7 @@ func agrees(doc *openapi3.T, router routers.Router, r *http.Request, sent []byte
 		hit.Lock()
 		hit.routes[route.Method+" "+route.Path] = true
 		hit.Unlock()
-		// What was wrong is answered with a problem; what was right is described.
+		// A wrong call is answered with a problem; a right one is described.
 		if kind := r.Header.Get("Content-Type"); kind == "" || kind == "application/x-www-form-urlencoded" {
 			r.Header.Set("Content-Type", "application/json") // what curl says without being asked
 		}

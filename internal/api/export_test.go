@@ -26,13 +26,3 @@ func Kinds() []string {
 	}
 	return kinds
 }
-
-// Do begins and ends a request with an idempotency key, and says whether it was done before.
-func (o *Once) Do(who Principal, key string) (before bool, err error) {
-	id := digest(who.ID, key)
-	k, err := o.begin(id, "print", who)
-	if k == nil && err == nil {
-		o.end(id, &kept{Status: 200})
-	}
-	return k != nil, err
-}

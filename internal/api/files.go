@@ -64,7 +64,7 @@ func (h *handler) filesOf(r *http.Request) (f *manager.Files, path string, err e
 	if path == "" || len(path) > wire.MaxPath {
 		return nil, "", fmt.Errorf("%w: path: name a file of the sandbox", errBadRequest)
 	}
-	f = h.opt.Sandboxes.Files(r.PathValue("name"))
+	f = h.opt.Manager.Files(r.PathValue("name"))
 	f.User = r.URL.Query().Get("user")
 	return f, path, nil
 }
@@ -175,7 +175,7 @@ func (h *handler) watchFiles(w http.ResponseWriter, r *http.Request, f *manager.
 // changes streams what has changed of a sandbox's files.
 func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
 	jsonLines(h, w, r, false, func(line func(client.Change) error) error {
-		return h.opt.Sandboxes.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
+		return h.opt.Manager.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
 			return line(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
 		})
 	})

@@ -237,7 +237,7 @@ func TestFilesOfUser(t *testing.T) {
 				t.Errorf("%s: got %v, want a refusal", what, err)
 			}
 		}
-		// What cannot be read on the way is said at the end.
+		// A file that cannot be read on the way is told at the end.
 		if err := drained(nobody.Download(t.Context(), dir, "")); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("fetching: %v", err)
 		}
@@ -294,7 +294,7 @@ func TestTrees(t *testing.T) {
 	if i, err := os.Stat(filepath.Join(back, "to/a/b/c\xff")); err != nil || i.Mode().Perm() != 0o741 {
 		t.Errorf("sent: %v, %v", i, err)
 	}
-	// What breaks off is no archive.
+	// A download that breaks off is no archive.
 	os.WriteFile(filepath.Join(from, "large"), bytes.Repeat([]byte("x"), 32<<20), 0o600)
 	tar, err = f.Download(t.Context(), from, "")
 	must.OK(t, err)

@@ -23,12 +23,14 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
 	"sallyport/internal/api"
+	"sallyport/internal/api/idempotency"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/internal/seal"
@@ -237,15 +239,15 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		Logger:    slog.New(slog.DiscardHandler),
 		Recorder:  actors{h},
 		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
-			return audit.Read(ctx, h.audit, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+			return auditlog.Read(ctx, h.audit, auditlog.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
 		},
-		Audit: func(ctx context.Context, q index.Query) iter.Seq2[audit.Entry, error] {
+		Audit: func(ctx context.Context, q index.Query) iter.Seq2[auditlog.Entry, error] {
 			return index.Scan(ctx, h.audit, q)
 		},
 	}
 	h.dir, h.keys = dir, need[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
 	opt.Keys = h.keys
-	opt.Once = need[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+	opt.Once = need[*idempotency.Store](t)(idempotency.Open(filepath.Join(dir, "once"), opt.Logger))
 	opt.Approvals = need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
 	h.approvals = opt.Approvals.(*approval.Store)
 	opt.Memory = keeper.New(keeper.Options{
@@ -260,7 +262,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	})
 	t.Cleanup(func() { _ = opt.Memory.Close() })
 	if sandboxes {
-		opt.Sandboxes = need[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
+		opt.Manager = need[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
 			Disks:    noDisks{},
@@ -268,7 +270,8 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 			Images: &h.images, Memories: opt.Memory, Forget: opt.Memory.Forget,
 			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
-		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
+		t.Cleanup(func() { _ = opt.Manager.Close() })
+		opt.Sandboxes = opt.Manager
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	routes := checked(t, api.NewHandler(opt))
@@ -284,7 +287,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(certificate)}
 	run(api.Remote(l, certificate, routes, opt.Logger, nil))
 	h.restart = func() {
-		opt.Once = need[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+		opt.Once = need[*idempotency.Store](t)(idempotency.Open(filepath.Join(dir, "once"), opt.Logger))
 		opt.Keys = need[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
 		again := need[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
 		l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))

@@ -11,15 +11,15 @@ import (
 )
 
 func (h *handler) images(r *http.Request) ([]sandbox.Image, error) {
-	return h.opt.Sandboxes.Images(r.Context())
+	return h.opt.Manager.Images(r.Context())
 }
 
 func (h *handler) removeImage(r *http.Request, _ none) (none, error) {
-	return none{}, h.opt.Sandboxes.RemoveImage(r.Context(), r.URL.Query().Get("name"))
+	return none{}, h.opt.Manager.RemoveImage(r.Context(), r.URL.Query().Get("name"))
 }
 
 func (h *handler) loadImages(r *http.Request, _ none) ([]sandbox.Image, error) {
-	return h.opt.Sandboxes.LoadImages(r.Context(), r.Body)
+	return h.opt.Manager.LoadImages(r.Context(), r.Body)
 }
 
 // pullImage streams lines of JSON: how it goes on, and at the end the image, or the
@@ -33,7 +33,7 @@ func (h *handler) pullImage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	streamSteps(h, w, r, func(p *Problem) client.ImagePull { return client.ImagePull{Problem: p} }, func(say func(client.ImagePull) error) error {
-		i, err := h.opt.Sandboxes.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
+		i, err := h.opt.Manager.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
 		if err == nil {
 			_ = say(client.ImagePull{Image: &i}) // the client is gone if this fails
 		}

@@ -248,7 +248,7 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 			})
 		}
 	}
-	// What removes its own key is answered.
+	// A call that removes its own key is answered.
 	_, text, err := h.keys.Create(api.Key{Name: "self", Scopes: []api.Scope{api.ScopeAdmin}})
 	must.OK(t, err)
 	if err := api.RemoveKey.Do(ctx, dialed(t, h, text), client.None{}, "self"); err != nil {

@@ -259,7 +259,7 @@ func (k Key) principal() Principal {
 // errRevoked is why what goes on with a key ends.
 var errRevoked = errors.New("the API key was removed, or has expired")
 
-// life is until when a key is valid. Whoever calls ends it again.
+// life is until when a key is valid. The caller ends it again.
 func (k *Keys) life(id string) (context.Context, context.CancelFunc) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

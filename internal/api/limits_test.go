@@ -30,7 +30,8 @@ func (l *limits) Reset(_ context.Context, by approval.Operator, name, subject st
 	return 3, nil
 }
 
-// Who resets a limit is who the kernel says is at the other end of the socket.
+// The operator who resets a limit is the one that the kernel names at the other end of the
+// socket.
 func TestLimits(t *testing.T) {
 	c, _, _ := serve(t, false)
 	list, err := api.ListLimits.Do(t.Context(), c)

@@ -9,10 +9,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"math/big"
 	"net"
@@ -36,38 +34,26 @@ const (
 	certificates = 10 * 365 * 24 * time.Hour // how long one that is made is valid
 )
 
-// Sealer encrypts what lasts.
-type Sealer interface {
-	Seal(plain []byte) ([]byte, error)
-	Open(sealed []byte) ([]byte, error)
-}
-
 // Certificate returns the certificate that is kept sealed at path, made the first
 // time for a host's name or address. Clients know it by its [Fingerprint], since
 // no authority vouches for it.
-func Certificate(path string, key Sealer, host string) (tls.Certificate, error) {
-	sealed, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return newCertificate(path, key, host)
-	}
+func Certificate(path string, s durable.Sealer, host string) (tls.Certificate, error) {
+	text, err := durable.Sealed(path, s, func() ([]byte, error) { return newCertificate(host) })
 	if err != nil {
 		return tls.Certificate{}, err
-	}
-	text, err := key.Open(sealed)
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("reading %s: %w", path, err)
 	}
 	return tls.X509KeyPair(text, text)
 }
 
-func newCertificate(path string, sealer Sealer, host string) (none tls.Certificate, err error) {
+// newCertificate makes a certificate and its key, in PEM.
+func newCertificate(host string) ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	now := time.Now()
 	want := &x509.Certificate{
@@ -86,21 +72,13 @@ func newCertificate(path string, sealer Sealer, host string) (none tls.Certifica
 	}
 	der, err := x509.CreateCertificate(rand.Reader, want, want, key.Public(), key)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
-	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...)
-	sealed, err := sealer.Seal(text)
-	if err != nil {
-		return none, err
-	}
-	if err := durable.WriteFile(path, sealed, 0o600); err != nil {
-		return none, err
-	}
-	return tls.X509KeyPair(text, text)
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...), nil
 }
 
 // Fingerprint is what a client compares a certificate with: sha256:HEX.

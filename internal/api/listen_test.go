@@ -11,7 +11,7 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// Who has no key holds as many connections as they can, and keeps nobody out.
+// Clients without a key hold as many connections as they can, and keep nobody out.
 func TestStrangersKeepNobodyOut(t *testing.T) {
 	_, _, h := serve(t, false)
 	good, text := keyed(t, h, "good", "", "read")

@@ -70,8 +70,8 @@ func TestMemory(t *testing.T) {
 	// Two that read a value and write what they make of it do not lose each other's.
 	read := recall(t, c, memories.GetState, keeper.StateRequest{Key: "step"}, "a")
 	recall(t, c, memories.SetState, keeper.StateRequest{Key: "step", Value: json.RawMessage(`{"n":2}`), Digest: read.Digest}, "a")
-	recall(t, c, memories.SetState, keeper.StateRequest{Key: "first", Value: json.RawMessage(`1`), Digest: layer.NoState}, "a")
-	for key, digest := range map[string]memory.Digest{"step": read.Digest, "first": layer.NoState} {
+	recall(t, c, memories.SetState, keeper.StateRequest{Key: "first", Value: json.RawMessage(`1`), Digest: layer.None}, "a")
+	for key, digest := range map[string]memory.Digest{"step": read.Digest, "first": layer.None} {
 		_, err := memories.SetState.Do(t.Context(), c, keeper.StateRequest{Key: key, Value: json.RawMessage(`3`), Digest: digest}, "a")
 		var p *api.Problem
 		if !errors.As(err, &p) || p.Status != http.StatusConflict {
@@ -87,6 +87,16 @@ func TestMemory(t *testing.T) {
 	}
 	recall(t, c, memories.RemoveState, keeper.StateRequest{Key: "step"}, "a")
 	script := recall(t, c, memories.RegisterScript, layer.Script{Name: "hello.sh", Description: "Say hello", Text: "#!/bin/sh\necho hello\n"}, "a")
+	if again := recall(t, c, memories.RegisterScript, layer.Script{Name: "hello.sh", Description: "Say hello", Text: "#!/bin/sh\necho hello\n", Digest: script.Digest}, "a"); again.Digest != script.Digest {
+		t.Errorf("registered in its own place: %+v", again)
+	}
+	for _, digest := range []memory.Digest{layer.None, memory.DigestOf([]byte("another"))} {
+		_, err := memories.RegisterScript.Do(t.Context(), c, layer.Script{Name: "hello.sh", Description: "Say bye", Text: "#!/bin/sh\necho bye\n", Digest: digest}, "a")
+		var p *api.Problem
+		if !errors.As(err, &p) || p.Status != http.StatusConflict {
+			t.Errorf("a script in place of another one: %v", err)
+		}
+	}
 	recall(t, c, memories.RecordOutcome, keeper.Outcome{Name: script.Name, OK: true, Note: "said it"}, "a")
 	for _, q := range []keeper.Question{{}, {Query: "hello"}} {
 		if list := recall(t, c, memories.FindScripts, q, "a"); len(list) != 1 || list[0].LastSuccess.IsZero() {
@@ -95,7 +105,7 @@ func TestMemory(t *testing.T) {
 	}
 	run := func(name string) (status int, stderr string, err error) {
 		var out strings.Builder
-		status, err = memories.RunScript(t.Context(), c, "a", keeper.RunRequest{Name: name}, sandbox.Streams{Stdout: io.Discard, Stderr: &out})
+		status, err = memories.RunScript(t.Context(), c, "a", keeper.RunRequest{Name: name}, func(memory.Marks) {}, sandbox.Streams{Stdout: io.Discard, Stderr: &out})
 		return status, out.String(), err
 	}
 	// The engine of this test runs commands on the host, which has no /memory.

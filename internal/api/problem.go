@@ -6,11 +6,12 @@ import (
 	"net/http"
 	"strconv"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/retention"
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
+	"sallyport/internal/api/idempotency"
 	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
@@ -31,6 +32,9 @@ var ErrElsewhere = errors.New("the secret lives elsewhere")
 // errTaken marks a name that somebody else who may send requests has.
 var errTaken = errors.New("the name is taken")
 
+// errBusy marks what is refused because too much else is under way.
+var errBusy = errors.New("too much is under way")
+
 // errBadRequest marks what the caller sent wrong.
 var errBadRequest = errors.New("bad request")
 
@@ -50,10 +54,11 @@ var problems = []struct {
 	{ErrNotExposable, http.StatusForbidden, "not-exposable"},
 	{errNoRoute, http.StatusNotFound, "no-route"},
 	{errMethod, http.StatusMethodNotAllowed, "method"},
-	{errOtherBody, http.StatusUnprocessableEntity, "idempotency-key-reused"},
-	{errUnderWay, http.StatusConflict, "idempotency-key-in-use"},
-	{errShown, http.StatusConflict, "shown-once"},
-	{errOutcome, http.StatusConflict, "outcome-unknown"},
+	{idempotency.ErrOtherBody, http.StatusUnprocessableEntity, "idempotency-key-reused"},
+	{idempotency.ErrUnderWay, http.StatusConflict, "idempotency-key-in-use"},
+	{idempotency.ErrShown, http.StatusConflict, "shown-once"},
+	{idempotency.ErrOutcome, http.StatusConflict, "outcome-unknown"},
+	{idempotency.ErrFull, http.StatusServiceUnavailable, "busy"},
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 
 	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
@@ -65,7 +70,7 @@ var problems = []struct {
 	{sandbox.ErrNoSpace, http.StatusInsufficientStorage, "no-space"},
 	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
 	{access.ErrClientUnknown, http.StatusNotFound, "no-client"},
-	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
+	{auditlog.ErrNoDecision, http.StatusNotFound, "no-decision"},
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
 	{ErrNoSink, http.StatusNotFound, "no-sink"},
@@ -126,6 +131,7 @@ var problems = []struct {
 	{memory.ErrChanged, http.StatusConflict, "file-state"},
 	{keeper.ErrEnded, http.StatusConflict, "file-state"},
 	{keeper.ErrNone, http.StatusNotFound, "no-file"},
+	{keeper.ErrQuarantined, http.StatusConflict, "quarantined"},
 	{history.ErrNoCommit, http.StatusNotFound, "no-version"},
 	{history.ErrNoQuarantine, http.StatusNotFound, "no-version"},
 	{history.ErrNotKept, http.StatusConflict, "not-kept"},
@@ -136,7 +142,7 @@ var problems = []struct {
 	{sandbox.ErrTooLarge, http.StatusInsufficientStorage, "beyond-room"},
 	{sandbox.ErrMemoryBusy, http.StatusServiceUnavailable, "no-room"},
 	{sandbox.ErrNoAddress, http.StatusServiceUnavailable, "no-address"},
-	{audit.ErrUnwritable, http.StatusServiceUnavailable, "no-record"},
+	{auditlog.ErrUnwritable, http.StatusServiceUnavailable, "no-record"},
 }
 
 func problem(err error) *Problem {

@@ -39,12 +39,12 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 	var spec sandbox.Spec
 	err := decode(r, &spec)
 	if err == nil {
-		err = cmp.Or(privileged(r, spec), oversized(r, spec, h.opt.Sandboxes.Defaults()))
+		err = cmp.Or(privileged(r, spec), oversized(r, spec, h.opt.Manager.Defaults()))
 	}
 	var info sandbox.Info
 	created := false
 	if err == nil {
-		info, created, err = h.opt.Sandboxes.GetOrCreate(h.naming(r), r.PathValue("name"), spec)
+		info, created, err = h.opt.Manager.GetOrCreate(h.naming(r), r.PathValue("name"), spec)
 	}
 	status := http.StatusOK
 	if created {
@@ -67,8 +67,8 @@ func privileged(r *http.Request, s sandbox.Spec) error {
 	return nil
 }
 
-// set changes a sandbox's spec. What widens what it may reach is for who decides
-// that: its tags, and its way back to the network.
+// set changes a sandbox's spec. Those who decide what it may reach widen that: its tags,
+// and its way back to the network.
 func (h *handler) set(r *http.Request, c sandbox.SpecChange) (i sandbox.Info, err error) {
 	if c.Tags != nil {
 		err = needs(r, ScopePolicy, "tags are what policies select by")
@@ -78,10 +78,10 @@ func (h *handler) set(r *http.Request, c sandbox.SpecChange) (i sandbox.Info, er
 	}
 	if err == nil {
 		spec := sandbox.Spec{CPUs: size(c.CPUs), Memory: size(c.Memory), Pids: size(c.Pids), Disk: size(c.Disk)}
-		err = oversized(r, spec, h.opt.Sandboxes.Defaults())
+		err = oversized(r, spec, h.opt.Manager.Defaults())
 	}
 	if err == nil {
-		i, err = h.opt.Sandboxes.Set(r.Context(), r.PathValue("name"), c)
+		i, err = h.opt.Manager.Set(r.Context(), r.PathValue("name"), c)
 	}
 	return infoFor(r, i), err
 }
@@ -121,7 +121,7 @@ func (h *handler) get(r *http.Request, _ none) (sandbox.Info, error) {
 }
 
 func (h *handler) remove(r *http.Request, _ none) (none, error) {
-	return none{}, h.opt.Sandboxes.Remove(r.Context(), r.PathValue("name"))
+	return none{}, h.opt.Manager.Remove(r.Context(), r.PathValue("name"))
 }
 
 func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
@@ -133,7 +133,7 @@ func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
 // then.
 func (h *handler) change(do func(*manager.Manager, context.Context, string) (sandbox.Info, error)) http.HandlerFunc {
 	return call(h, http.StatusOK, func(r *http.Request, _ none) (sandbox.Info, error) {
-		i, err := do(h.opt.Sandboxes, r.Context(), r.PathValue("name"))
+		i, err := do(h.opt.Manager, r.Context(), r.PathValue("name"))
 		return infoFor(r, i), err
 	})
 }
@@ -158,19 +158,19 @@ func (h *handler) naming(r *http.Request) context.Context {
 }
 
 func (h *handler) snapshots(r *http.Request) ([]sandbox.Snapshot, error) {
-	return h.opt.Sandboxes.Snapshots(r.Context(), r.PathValue("name"))
+	return h.opt.Manager.Snapshots(r.Context(), r.PathValue("name"))
 }
 
 func (h *handler) makeSnapshot(r *http.Request, spec sandbox.SnapshotSpec) (sandbox.Snapshot, error) {
-	return h.opt.Sandboxes.Snapshot(r.Context(), r.PathValue("name"), spec)
+	return h.opt.Manager.Snapshot(r.Context(), r.PathValue("name"), spec)
 }
 
 func (h *handler) removeSnapshot(r *http.Request, _ none) (none, error) {
-	return none{}, h.opt.Sandboxes.RemoveSnapshot(r.Context(), r.PathValue("name"), r.PathValue("snapshot"))
+	return none{}, h.opt.Manager.RemoveSnapshot(r.Context(), r.PathValue("name"), r.PathValue("snapshot"))
 }
 
 func (h *handler) restore(r *http.Request, spec sandbox.RestoreSpec) (sandbox.Info, error) {
-	i, err := h.opt.Sandboxes.Restore(r.Context(), r.PathValue("name"), spec)
+	i, err := h.opt.Manager.Restore(r.Context(), r.PathValue("name"), spec)
 	return infoFor(r, i), err
 }
 
@@ -182,7 +182,7 @@ func (h *handler) fork(r *http.Request, spec sandbox.ForkSpec) ([]sandbox.Info, 
 	if err != nil {
 		return nil, err
 	}
-	list, err := h.opt.Sandboxes.Fork(h.naming(r), parent.Name, spec)
+	list, err := h.opt.Manager.Fork(h.naming(r), parent.Name, spec)
 	return infos(r, list, err)
 }
 

@@ -167,7 +167,7 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// Who runs sandboxes does not tag them, and does not choose a weaker wall.
+// A caller who runs sandboxes does not tag them, and does not choose a weaker wall.
 func TestRunDoesNotTag(t *testing.T) {
 	_, _, h := serve(t, true)
 	for scopes, want := range map[string][3]int{ // plain, tagged, on runc
@@ -186,7 +186,7 @@ func TestRunDoesNotTag(t *testing.T) {
 	}
 }
 
-// Who runs sandboxes changes what they are, and nothing that widens what they may
+// A caller who runs sandboxes changes what they are, and nothing that widens what they may
 // reach.
 func TestSetScopes(t *testing.T) {
 	c, _, h := serve(t, true)

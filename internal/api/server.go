@@ -31,7 +31,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
+	"sallyport/internal/api/idempotency"
 	"sallyport/internal/quota"
 	"sallyport/internal/ratelimit"
 	"sallyport/internal/recorded"
@@ -42,10 +44,21 @@ import (
 	"sallyport/sandbox/manager"
 )
 
-// Options of NewHandler. Sandboxes is nil where the daemon runs none; all
-// others are needed.
+// Sandboxes are those that a daemon vouches for.
+type Sandboxes interface {
+	List() []sandbox.Info // by name
+	Get(name string) (sandbox.Info, error)
+	// ListVisible and Visible are List and Get for a context's owner: see
+	// [sandbox.ForOwner].
+	ListVisible(context.Context) []sandbox.Info
+	Visible(ctx context.Context, name string) (sandbox.Info, error)
+}
+
+// Options of NewHandler. Sandboxes is nil where the daemon has none, and Manager where
+// something else makes them; all others are needed.
 type Options struct {
-	Sandboxes *manager.Manager
+	Sandboxes Sandboxes
+	Manager   *manager.Manager
 	Memory    *keeper.Keeper // of the sandboxes
 	Secrets   Secrets
 	Clients   Clients
@@ -70,12 +83,12 @@ type Options struct {
 	Keys     *Keys
 	Users    map[uint32][]Scope
 	// Once keeps idempotency keys; nil refuses them.
-	Once *Once
+	Once *idempotency.Store
 	// Events yields the events of the audit log from a number on, of a lifecycle
 	// only, and waits for more until ctx is done; 0 is from now on.
 	Events func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error]
 	// Audit yields the events of the audit log that a query selects.
-	Audit func(ctx context.Context, q index.Query) iter.Seq2[audit.Entry, error]
+	Audit func(ctx context.Context, q index.Query) iter.Seq2[auditlog.Entry, error]
 }
 
 // NewHandler returns the routes.
@@ -293,7 +306,11 @@ func (h *handler) guard(to route) http.Handler {
 			h.writeProblem(w, r, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
 			return
 		}
-		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") {
+		if h.opt.Manager == nil && to.makes() {
+			h.writeProblem(w, r, errPods)
+			return
+		}
+		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") && h.opt.Manager != nil {
 			var name string
 			if ctx, name, err = manager.ByFullName(ctx, r.PathValue("name")); err != nil {
 				h.writeProblem(w, r, err)
@@ -306,7 +323,9 @@ func (h *handler) guard(to route) http.Handler {
 		r = r.WithContext(ctx)
 		r.Body = content
 		if key := r.Header.Values("Idempotency-Key"); to.once && len(key) > 0 {
-			h.onceOnly(w, r, to, who, key)
+			if err := h.onceOnly(w, r, to, who, key); err != nil {
+				h.writeProblem(w, r, err)
+			}
 			return
 		}
 		if to.lasts() && who.key != "" {
@@ -315,6 +334,29 @@ func (h *handler) guard(to route) http.Handler {
 		}
 		to.serve(w, r)
 	})
+}
+
+// onceOnly serves a request with an idempotency key.
+func (h *handler) onceOnly(w http.ResponseWriter, r *http.Request, to route, who Principal, keys []string) error {
+	if h.opt.Once == nil {
+		return fmt.Errorf("%w: this daemon keeps no idempotency keys", errBadRequest)
+	}
+	err := h.opt.Once.Serve(w, r, idempotency.Call{Caller: who.ID, Owner: who.Owner(), Keys: keys, Secret: to.secret}, to.serve)
+	if errors.Is(err, idempotency.ErrBadKey) || errors.Is(err, idempotency.ErrBody) {
+		err = fmt.Errorf("%w: %w", errBadRequest, err)
+	}
+	return err
+}
+
+// errPods: the sandboxes are pods.
+var errPods = fmt.Errorf("%w: pods are made, started and ended by Kubernetes: use kubectl (exec, cp, delete, label), or agent-sandbox's Sandbox", errBadRequest)
+
+// forPods are the routes below sandboxes that need no manager.
+var forPods = []string{"listSandboxes", "getSandbox", "sandboxCertificate", "listExposures", "expose", "unexpose"}
+
+// makes reports whether a route is about what only a manager of sandboxes has.
+func (to route) makes() bool {
+	return (strings.HasPrefix(to.pattern, "/v1/sandboxes") || strings.HasPrefix(to.pattern, "/v1/images")) && !slices.Contains(forPods, to.id)
 }
 
 // body is a request's, of up to most bytes; what is no stream is read at once, so

@@ -25,8 +25,8 @@ type peer struct {
 	err       error // why it is not known at all
 }
 
-// PeerContext is an http.Server's ConnContext for a unix socket. Who calls is
-// what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
+// PeerContext is an http.Server's ConnContext for a unix socket. The kernel says which
+// process connected (SO_PEERCRED, unix(7)),
 // never what a request says.
 func PeerContext(ctx context.Context, c net.Conn) context.Context {
 	if s, ok := c.(*socketConn); ok {

@@ -26,6 +26,8 @@ type Status struct {
 	Gateway Process `json:"gateway"`
 	// Observing lists what is in observe mode now.
 	Observing []policy.Lifting `json:"observing,omitempty"`
+	// Node is that of Kubernetes whose pods are the sandboxes, nil elsewhere.
+	Node *Node `json:"node,omitempty"`
 	// SSH is the process that operators reach sandboxes through, nil without one.
 	SSH *SSH `json:"ssh,omitempty"`
 	// Sinks are the receivers of the audit log's records.
@@ -52,6 +54,15 @@ func (h *handler) reload(r *http.Request, _ none) (Status, error) {
 func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
 	h.opt.Shutdown(r.Context())
 	w.WriteHeader(http.StatusAccepted)
+}
+
+// Node is a node of Kubernetes. Limits are counted, and approvals asked for, on each node
+// by itself.
+type Node struct {
+	Name    string `json:"name"`
+	Cluster string `json:"cluster,omitempty"`
+	// Tainted is why new pods may be kept off the node, or "".
+	Tainted string `json:"tainted,omitempty"`
 }
 
 // Lease is a secret that an engine of Vault made for a sandbox.

@@ -46,8 +46,8 @@ func on(t *testing.T, do func(context.Context) error) (reused bool, err error) {
 // opaque hides how long what it reads is.
 type opaque struct{ io.Reader }
 
-// Who waits for 100 Continue before the body goes hears that there is no agent to
-// take it: neither end waits for the other.
+// A client that waits for 100 Continue before the body hears that there is no agent to take
+// it: neither end waits for the other.
 func TestUploadWithoutAgent(t *testing.T) {
 	c, _, h := serve(t, true)
 	need[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))

@@ -70,7 +70,7 @@ func written(t *testing.T, dir string) string {
 	return path
 }
 
-// What comes back is what there was, but for what is made anew, and no larger.
+// A restored folder is the one that was backed up, but for what is made anew, and no larger.
 func TestRoundTrip(t *testing.T) {
 	dir := filled(t)
 	want := listed(t, dir)

@@ -80,7 +80,7 @@ func copyOf(o options, name string) (string, error) {
 }
 
 // foreign starts a program that is not of this repository, and waits until it
-// listens on the address. What it says goes to NAME.log in the run's folder.
+// listens on the address. Its output goes to NAME.log in the run's folder.
 func foreign(ctx context.Context, o options, name, address string, cmd *exec.Cmd) (*process, error) {
 	path := filepath.Join(o.dir, name+".log")
 	said, err := os.Create(path)

@@ -73,7 +73,8 @@ func widen() error {
 	if unix.Setrlimit(unix.RLIMIT_NOFILE, &raised) == nil {
 		return nil
 	}
-	// Beyond its own limit only root may go. What is set here others inherit,
+	// Beyond its own limit only root may go. Other processes inherit the limit that is set
+	// here,
 	// unlike what Go's runtime raises for itself.
 	limit.Cur = limit.Max
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
 	"sallyport/policy/engine"
@@ -73,7 +74,7 @@ func (r *replays) run(ctx context.Context) error {
 			return err
 		}
 		began, used := time.Now(), processorTime()
-		got, err := replay.Run(ctx, p, recorded.Read(ctx, dir, audit.Query{}))
+		got, err := replay.Run(ctx, p, recorded.Read(ctx, dir, auditlog.Query{}))
 		if err != nil {
 			return err
 		}
@@ -113,7 +114,7 @@ func (r *replays) record(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	log, err := audit.Open(dir, audit.Options{})
+	log, err := auditlog.Open(dir, auditlog.Options{})
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
@@ -187,7 +188,7 @@ func (h *house) seal(ctx context.Context, log tree.Log, seen func(*audit.Event),
 }
 
 // report says what the gateway has done, which then is over.
-func (h *house) report(counted audit.Stats, metrics prometheus.Gatherer) (err error) {
+func (h *house) report(counted auditlog.Stats, metrics prometheus.Gatherer) (err error) {
 	s := stats{Events: counted.Events - h.own, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
 	if err := s.count(metrics); err != nil {
 		return err
@@ -202,7 +203,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	trail, err := supervisor.OpenAuditLog(h.audit, audit.Options{Logger: h.logger}, nil)
+	trail, err := supervisor.OpenAuditLog(h.audit, auditlog.Options{Logger: h.logger}, nil)
 	if err != nil {
 		return err
 	}
@@ -241,7 +242,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 }
 
 // plainLog is a log that this process writes.
-type plainLog struct{ *audit.Log }
+type plainLog struct{ *auditlog.Log }
 
 func (l plainLog) Durable() uint64 { return l.Begins() - 1 + l.Stats().Events }
 
@@ -253,7 +254,7 @@ func unsplitRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	records, err := audit.Open(h.audit, audit.Options{Logger: h.logger})
+	records, err := auditlog.Open(h.audit, auditlog.Options{Logger: h.logger})
 	if err != nil {
 		return err
 	}

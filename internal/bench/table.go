@@ -146,8 +146,8 @@ func (s *survey) remarks(w io.Writer) {
 // spoken tells whether there is anything to say.
 func (e *entry) spoken() bool { return e != nil && len(e.rounds) > 0 && !e.rounds[0].Unspoken }
 
-// cost is the proxy's CPU time for a request, in microseconds. What else the
-// machine does is not in it.
+// cost is the proxy's CPU time for a request, in microseconds. Other work of the machine is
+// not in it.
 func (e *entry) cost() string {
 	if !e.spoken() {
 		return "-"

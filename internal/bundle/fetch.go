@@ -8,15 +8,14 @@ package bundle
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
+	"sallyport/internal/roots"
 	"sallyport/policy"
 	"sallyport/policy/rego"
 )
@@ -38,21 +37,14 @@ var errRedirect = errors.New("the server sends elsewhere: write the url that it 
 func fetch(ctx context.Context, from policy.BundleSource, token Token, tag string) (archive []byte, newer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if from.Roots != "" {
-		pem, err := os.ReadFile(from.Roots)
-		if err != nil {
-			return nil, "", err
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, "", fmt.Errorf("%s holds no certificate", from.Roots)
-		}
+	authorities, err := roots.Read(from.Roots)
+	if err != nil {
+		return nil, "", err
 	}
 	// One question in a minute is worth no connection that is kept, nor what of an
 	// old configuration would stay with it. No proxy is taken from the environment.
 	transport := &http.Transport{
-		TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities}, DisableKeepAlives: true, DisableCompression: true, ForceAttemptHTTP2: true,
 		MaxResponseHeaderBytes: maxHeader, DialContext: (&net.Dialer{Timeout: within / 3}).DialContext,
 	}
 	defer transport.CloseIdleConnections()

@@ -132,7 +132,7 @@ func TestKeeper(t *testing.T) {
 	}
 	checked := k.Status().Checked
 
-	// What cannot be used changes nothing, and is said.
+	// A bundle that cannot be used changes nothing, and is told of.
 	for _, bad := range []struct {
 		what string
 		make func()

@@ -50,7 +50,7 @@ func repacked(t *testing.T, archive []byte) []byte {
 	return out.Bytes()
 }
 
-// Whoever has the server, or a copy of what it once had, but not the key, does not
+// An attacker with the server, or a copy of what it once had, but without the key, does not
 // bring an old policy back, however it is packed, whatever restarts meanwhile.
 func TestKeeperOfAnOlderBundle(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)

@@ -7,7 +7,7 @@ import (
 	"sallyport/internal/config"
 )
 
-// What would be no protection, or would never work, is said at load.
+// A setting that would protect nothing, or would never work, is told of at load.
 func TestAPI(t *testing.T) {
 	for _, tt := range []struct{ text, says string }{
 		{"api: {listen: '0.0.0.0:8443', users: {alice: [read, approve]}}", ""},

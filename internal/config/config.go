@@ -39,6 +39,9 @@ type Config struct {
 	// Engine is the Docker Engine that runs the sandboxes.
 	// Example: {kind: private}
 	Engine Engine `yaml:"engine"`
+	// Pods is the node of Kubernetes whose pods are the sandboxes, with engine.kind: pods.
+	// Example: {cluster: prod, ca: {vault: {mount: pki}}}
+	Pods Pods `yaml:"pods"`
 	// Sandbox holds defaults for new sandboxes.
 	// Example: {runtime: runsc, pids: 4096}
 	Sandbox Sandbox `yaml:"sandbox"`
@@ -118,7 +121,8 @@ type Network struct {
 type Engine struct {
 	// Kind is private (default: an instance of its own beside the user's),
 	// existing (the one at Host, which must call Sallyport's guard as its runtime
-	// runsc: `sallyport up` says what to register), or none (gateway only, no
+	// runsc: `sallyport up` says what to register), pods (this host is a node of
+	// Kubernetes, whose pods are the sandboxes: see pods), or none (gateway only, no
 	// sandboxes here).
 	// Example: existing
 	Kind string `yaml:"kind"`

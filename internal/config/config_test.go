@@ -12,8 +12,8 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 )
 
 func TestParseDefaults(t *testing.T) {
@@ -143,7 +143,7 @@ func TestCheck(t *testing.T) {
 		t.Helper()
 		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if f := config.Check(t.Context(), file); len(f) != 1 || f[0].Severity != policy.Error {
+	if f := config.Check(t.Context(), file); len(f) != 1 || f[0].Severity != finding.Error {
 		t.Errorf("a file that is not there: %v", f)
 	}
 	write("sallyport.yaml", "policy: {dir: policy.d}\negress: [{destination: '*.com'}]\ncredentials: [{name: idle}]\nmetrics: {listen: x}\n")

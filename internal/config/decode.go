@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // maxAliases bounds what aliases can make a small file expand to.
@@ -27,22 +28,22 @@ type decoder struct {
 	file      string
 	anchors   map[string]ast.Node
 	aliases   int
-	positions map[string]policy.Position
-	findings  []policy.Finding
+	positions map[string]finding.Position
+	findings  []finding.Finding
 }
 
 // decode reads the one YAML document in data into the struct that into points to.
-func decode(file string, data []byte, into any) (map[string]policy.Position, []policy.Finding) {
-	d := &decoder{file: file, anchors: map[string]ast.Node{}, positions: map[string]policy.Position{"": {File: file}}}
+func decode(file string, data []byte, into any) (map[string]finding.Position, []finding.Finding) {
+	d := &decoder{file: file, anchors: map[string]ast.Node{}, positions: map[string]finding.Position{"": {File: file}}}
 	parsed, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		f := policy.Finding{Kind: policy.NotYAML, Position: policy.Position{File: file}, Message: err.Error(), Fix: "mend the YAML: an editor with the schema marks the place"}
+		f := finding.Finding{Kind: finding.NotYAML, Position: finding.Position{File: file}, Message: err.Error(), Fix: "mend the YAML: an editor with the schema marks the place"}
 		var y yaml.Error
 		if errors.As(err, &y) {
 			f.Message = "not YAML: " + y.GetMessage()
 			f.Position = d.at(y.GetToken())
 		}
-		return d.positions, []policy.Finding{f}
+		return d.positions, []finding.Finding{f}
 	}
 	var docs []ast.Node
 	for _, doc := range parsed.Docs {
@@ -51,7 +52,7 @@ func decode(file string, data []byte, into any) (map[string]policy.Position, []p
 		}
 	}
 	if len(docs) > 1 {
-		d.fail(docs[1], policy.YAMLFeature, "", "a second YAML document would be passed over", "remove the ---")
+		d.fail(docs[1], finding.YAMLFeature, "", "a second YAML document would be passed over", "remove the ---")
 	}
 	if len(docs) > 0 {
 		d.value("", docs[0], reflect.ValueOf(into).Elem())
@@ -59,16 +60,16 @@ func decode(file string, data []byte, into any) (map[string]policy.Position, []p
 	return d.positions, d.findings
 }
 
-func (d *decoder) at(tk *token.Token) policy.Position {
-	p := policy.Position{File: d.file}
+func (d *decoder) at(tk *token.Token) finding.Position {
+	p := finding.Position{File: d.file}
 	if tk != nil && tk.Position != nil {
 		p.Line, p.Column = tk.Position.Line, tk.Position.Column
 	}
 	return p
 }
 
-func (d *decoder) fail(n ast.Node, kind policy.Kind, path, message, fix string) {
-	d.findings = append(d.findings, policy.Finding{Kind: kind, Position: d.at(n.GetToken()), Path: path, Message: message, Fix: fix})
+func (d *decoder) fail(n ast.Node, kind finding.Kind, path, message, fix string) {
+	d.findings = append(d.findings, finding.Finding{Kind: kind, Position: d.at(n.GetToken()), Path: path, Message: message, Fix: fix})
 }
 
 // value decodes n into v.
@@ -135,12 +136,12 @@ func (d *decoder) plain(path string, n ast.Node) ast.Node {
 		name := n.Value.String()
 		to, ok := d.anchors[name]
 		if d.aliases++; !ok || d.aliases > maxAliases {
-			d.fail(n, policy.YAMLFeature, path, fmt.Sprintf("*%s stands for nothing written above", name), "write &"+name+" before what it stands for")
+			d.fail(n, finding.YAMLFeature, path, fmt.Sprintf("*%s stands for nothing written above", name), "write &"+name+" before what it stands for")
 			return nil
 		}
 		return d.plain(path, to)
 	case *ast.TagNode:
-		d.fail(n, policy.YAMLFeature, path, "tags have no meaning here", "remove "+n.Start.Value)
+		d.fail(n, finding.YAMLFeature, path, "tags have no meaning here", "remove "+n.Start.Value)
 		return nil
 	}
 	return n
@@ -153,7 +154,7 @@ func (d *decoder) pairs(path string, n ast.Node) ([]*ast.MappingValueNode, bool)
 	case *ast.MappingValueNode:
 		return []*ast.MappingValueNode{n}, true
 	}
-	d.fail(n, policy.WrongType, path, "must be keys and values", "write them as key: value")
+	d.fail(n, finding.WrongType, path, "must be keys and values", "write them as key: value")
 	return nil, false
 }
 
@@ -168,17 +169,17 @@ func (d *decoder) fields(path string, n ast.Node, v reflect.Value) {
 		key := pair.Key.GetToken().Value
 		at := join(path, key)
 		if _, merge := pair.Key.(*ast.MergeKeyNode); merge {
-			d.fail(pair.Key, policy.YAMLFeature, path, "merge keys are not read", "write the keys out")
+			d.fail(pair.Key, finding.YAMLFeature, path, "merge keys are not read", "write the keys out")
 			continue
 		}
 		field, known := fields[key]
 		if !known {
 			names := slices.Sorted(keys(fields))
 			fix := "the keys here are " + strings.Join(names, ", ")
-			if near := policy.Nearest(key, names); near != "" {
+			if near := finding.Nearest(key, names); near != "" {
 				fix = fmt.Sprintf("did you mean %q?", near)
 			}
-			d.fail(pair.Key, policy.UnknownKey, at, "unknown key", fix)
+			d.fail(pair.Key, finding.UnknownKey, at, "unknown key", fix)
 			continue
 		}
 		d.positions[at] = d.at(pair.Key.GetToken())
@@ -213,7 +214,7 @@ func keys(m map[string]reflect.Value) func(func(string) bool) {
 func (d *decoder) list(path string, n ast.Node, v reflect.Value) {
 	seq, ok := n.(*ast.SequenceNode)
 	if !ok {
-		d.fail(n, policy.WrongType, path, "must be a list", "write it as [first, second]")
+		d.fail(n, finding.WrongType, path, "must be a list", "write it as [first, second]")
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
@@ -239,13 +240,13 @@ func (d *decoder) table(path string, n ast.Node, v reflect.Value) {
 func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 	switch n.Type() {
 	case ast.MappingType, ast.MappingValueType, ast.SequenceType:
-		d.fail(n, policy.WrongType, path, "must be "+kindName(v)+", not a list or keys and values", "write one value")
+		d.fail(n, finding.WrongType, path, "must be "+kindName(v)+", not a list or keys and values", "write one value")
 		return
 	}
 	tk := n.GetToken()
 	if text, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if err := text.UnmarshalText([]byte(tk.Value)); err != nil {
-			d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "see the key's reference")
+			d.fail(n, finding.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "see the key's reference")
 		}
 		return
 	}
@@ -259,11 +260,11 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 		return
 	}
 	if n.Type() == ast.StringType {
-		d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v)+" without quotes")
+		d.fail(n, finding.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v)+" without quotes")
 		return
 	}
 	if err := yaml.NodeToValue(n, v.Addr().Interface()); err != nil {
-		d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v))
+		d.fail(n, finding.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v))
 	}
 }
 

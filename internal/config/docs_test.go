@@ -9,7 +9,7 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 var block = regexp.MustCompile("(?ms)^```(yaml|rego)\n(.*?)^```$")
@@ -20,7 +20,7 @@ func TestDocuments(t *testing.T) {
 	documents, err := filepath.Glob("../../docs/*/*.md")
 	must.OK(t, err)
 	checked := 0
-	for _, path := range append(documents, "../../README.md") {
+	for _, path := range append(documents, "../../docs/kubernetes.md", "../../README.md") {
 		text, err := os.ReadFile(path)
 		must.OK(t, err)
 		dir := t.TempDir()
@@ -51,7 +51,7 @@ func TestDocuments(t *testing.T) {
 			for _, example := range examples {
 				checked++
 				for _, f := range config.Check(t.Context(), write("sallyport.yaml", example)) {
-					if f.Severity == policy.Error {
+					if f.Severity == finding.Error {
 						t.Errorf("%s: %v\n%s", filepath.Base(path), f, example)
 					}
 				}

@@ -13,14 +13,14 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 )
 
 var update = flag.Bool("update", false, "write what is found into the golden files")
 
-// archive is a golden file in the txtar format: a comment, then files, each after
-// a line "-- NAME --". What is found in them is the file named want.
+// archive is a golden file in the txtar format: a comment, then files, each after a line "--
+// NAME --". The file named want has the findings in them.
 type archive struct {
 	comment string
 	names   []string
@@ -79,7 +79,7 @@ func (a archive) unpack(t *testing.T) string {
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/check/*.txtar")
 	must.OK(t, err)
-	shown := map[policy.Kind]bool{}
+	shown := map[finding.Kind]bool{}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			a := readArchive(t, file)
@@ -87,14 +87,14 @@ func TestGolden(t *testing.T) {
 			findings := config.Check(t.Context(), filepath.Join(dir, "sallyport.yaml"))
 			var got strings.Builder
 			name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".txtar"), "-")
-			own := policy.Kind(name)
+			own := finding.Kind(name)
 			for _, f := range findings {
 				got.WriteString(strings.ReplaceAll(f.Error(), dir+"/", "") + "\n")
 				shown[own] = shown[own] || f.Kind == own
 				if f.Kind == "" || f.Fix == "" {
 					t.Errorf("%v has no id, or does not say what to write instead", f)
 				}
-				if f.Position.Line == 0 && f.Kind != policy.Unreadable && f.Kind != policy.BadData {
+				if f.Position.Line == 0 && f.Kind != finding.Unreadable && f.Kind != finding.BadData {
 					t.Errorf("%v has no line", f)
 				}
 			}
@@ -110,7 +110,7 @@ func TestGolden(t *testing.T) {
 				t.Errorf("with -update it would be: %s", diff)
 			}
 			// A daemon takes what has no errors, and nothing else.
-			failed := slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Severity == policy.Error })
+			failed := slices.ContainsFunc(findings, func(f finding.Finding) bool { return f.Severity == finding.Error })
 			c, err := config.Load(filepath.Join(dir, "sallyport.yaml"))
 			if b := c.Document.Policy.Bundle; err == nil && b != nil && b.File != "" {
 				c.Document.Policy.Verified, err = config.ReadBundle(*b)
@@ -125,7 +125,7 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
-	for _, m := range policy.Meanings() {
+	for _, m := range finding.Meanings() {
 		if !shown[m.Kind] {
 			t.Errorf("no golden file shows %s %s", m.Kind, m.Name)
 		}
@@ -145,7 +145,7 @@ func TestKindsAreDocumented(t *testing.T) {
 			t.Errorf("%s is hardly explained", m[1])
 		}
 	}
-	for _, m := range policy.Meanings() {
+	for _, m := range finding.Meanings() {
 		want = append(want, string(m.Kind)+" "+m.Name+" "+m.Severity.String())
 	}
 	if diff := cmp.Diff(got, want); diff != "" {

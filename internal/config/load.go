@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // Load reads and checks the file at path; see [Parse].
@@ -24,13 +24,13 @@ func Load(path string) (*Config, error) {
 }
 
 // Parse reads and checks a configuration. Paths in it are relative to the folder
-// of name. Its error joins a [policy.Finding] for each thing that is wrong.
+// of name. Its error joins a [finding.Finding] for each thing that is wrong.
 func Parse(name string, data []byte) (*Config, error) {
 	c, findings := parse(name, data)
 	return c, joined(findings)
 }
 
-func parse(name string, data []byte) (*Config, []policy.Finding) {
+func parse(name string, data []byte) (*Config, []finding.Finding) {
 	c := &Config{}
 	positions, findings := decode(name, data, c)
 	c.Positions = positions
@@ -54,10 +54,10 @@ func RunDir(path string) string {
 	return c.RunDir
 }
 
-func joined(findings []policy.Finding) error {
+func joined(findings []finding.Finding) error {
 	var errs []error
 	for _, f := range findings {
-		if f.Severity == policy.Error {
+		if f.Severity == finding.Error {
 			errs = append(errs, f)
 		}
 	}
@@ -80,6 +80,7 @@ func (c *Config) fill() {
 	}
 	c.SSH.Idle = cmp.Or(c.SSH.Idle, Duration(defaultIdle))
 	c.Engine.Kind = cmp.Or(c.Engine.Kind, "private")
+	c.Pods.fill(c.Engine.Kind)
 	c.Sandbox.Image = cmp.Or(c.Sandbox.Image, "sallyport/base:bookworm-1")
 	c.Sandbox.Runtime = cmp.Or(c.Sandbox.Runtime, "runsc")
 	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
@@ -121,9 +122,13 @@ func (c *Config) resolve(dir string) {
 	}
 	paths := []*string{
 		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
+		&c.Pods.Kubeconfig, &c.Pods.CA.Certificate, &c.Pods.CA.Key, &c.Pods.Router.Certificate, &c.Pods.Router.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
 		&c.Memory.TokenFile,
 		&c.API.Certificate, &c.API.Key, &c.Remote.KeyFile,
+	}
+	for i := range c.Pods.Router.Clients {
+		paths = append(paths, &c.Pods.Router.Clients[i].TokenFile)
 	}
 	for i := range c.Webhooks {
 		paths = append(paths, &c.Webhooks[i].SecretFile)

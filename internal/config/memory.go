@@ -13,7 +13,7 @@ import (
 // Memory configures the memories of sandboxes.
 type Memory struct {
 	// Trusted are destinations from which what a sandbox learns is trusted: host names,
-	// or *.example.com for those below one. What is written after contact with any other
+	// or *.example.com for those below one. Text that is written after contact with any other
 	// is shown as untrusted. Default: none. Reloads; the other keys of memory need a restart.
 	// Example: [api.openai.com, "*.internal.example"]
 	Trusted []string `yaml:"trusted"`

@@ -20,6 +20,9 @@ func (c *Config) AuditIndex() string { return filepath.Join(c.IndexDir(), "audit
 // SandboxesDir has a folder for each sandbox.
 func (c *Config) SandboxesDir() string { return filepath.Join(c.DataDir, "sandboxes") }
 
+// PodsDir has a folder for each pod of a node of Kubernetes.
+func (c *Config) PodsDir() string { return filepath.Join(c.DataDir, "pods") }
+
 // StoresDir has a folder for each store that sandboxes share.
 func (c *Config) StoresDir() string { return filepath.Join(c.DataDir, "stores") }
 

@@ -91,7 +91,7 @@ type Sink struct {
 	// Batch bounds what is sent at once.
 	// Example: {events: 500, bytes: 1MiB, wait: 1s}
 	Batch SinkBatch `yaml:"batch"`
-	// Spool bounds how much of the log may wait for the sink. What waits is the log itself.
+	// Spool bounds how much of the log may wait for the sink. The log itself is the queue.
 	// Example: {bytes: 4GiB, whenFull: block}
 	Spool SinkSpool `yaml:"spool"`
 }

@@ -52,7 +52,7 @@ func TestSSH(t *testing.T) {
 	}
 }
 
-// What may be meant is said and taken.
+// A doubtful setting that may be meant is told of and taken.
 func TestSSHWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		`ssh: {listen: "0.0.0.0:2222"}`:                                        "can be reached from other machines",

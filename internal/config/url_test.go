@@ -40,7 +40,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// What Vault is asked for is a path of names, which is said at load.
+// A Vault path is one of names, and any other is told of at load.
 func TestVaultPaths(t *testing.T) {
 	forms := map[string]string{
 		"credentials[0].source.vault": "vault: {address: 'https://v', auth: {tokenFile: t}}\ncredentials: [{name: a, source: {vault: {path: %q}}}]",

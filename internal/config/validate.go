@@ -14,17 +14,19 @@ import (
 	"sallyport/internal/hostname"
 	"sallyport/internal/image"
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/validate"
 )
 
 // Validate joins everything that is wrong with c, its policy document included,
-// each a [policy.Finding] with the file and line where there is one.
+// each a [finding.Finding] with the file and line where there is one.
 func (c *Config) Validate() error { return joined(c.findings()) }
 
-func (c *Config) findings() []policy.Finding {
+func (c *Config) findings() []finding.Finding {
 	v := &validator{positions: c.Positions}
 	v.network(c.Network)
 	v.engine(c.Engine)
+	v.pods(c)
 	v.images(c.Sandbox)
 	v.oneOf("sandbox.runtime", c.Sandbox.Runtime, "runsc", "runc")
 	if c.Sandbox.PerTenant < 1 {
@@ -108,8 +110,8 @@ func (v *validator) images(s Sandbox) {
 }
 
 type validator struct {
-	positions map[string]policy.Position
-	findings  []policy.Finding
+	positions map[string]finding.Position
+	findings  []finding.Finding
 }
 
 func (v *validator) fail(path, message, fix string) {
@@ -118,13 +120,13 @@ func (v *validator) fail(path, message, fix string) {
 		parent = parent[:max(strings.LastIndexByte(parent, '.'), 0)]
 		at = v.positions[parent]
 	}
-	v.findings = append(v.findings, policy.Finding{Kind: policy.BadValue, Position: at, Path: path, Message: message, Fix: fix})
+	v.findings = append(v.findings, finding.Finding{Kind: finding.BadValue, Position: at, Path: path, Message: message, Fix: fix})
 }
 
 // warn is fail for what may be meant.
 func (v *validator) warn(path, message, fix string) {
 	v.fail(path, message, fix)
-	v.findings[len(v.findings)-1].Severity = policy.Warning
+	v.findings[len(v.findings)-1].Severity = finding.Warning
 }
 
 func (v *validator) oneOf(path, value string, allowed ...string) {
@@ -132,7 +134,7 @@ func (v *validator) oneOf(path, value string, allowed ...string) {
 		return
 	}
 	fix := "write " + strings.Join(allowed, " or ")
-	if near := policy.Nearest(value, allowed); near != "" {
+	if near := finding.Nearest(value, allowed); near != "" {
 		fix = "did you mean " + near + "?"
 	}
 	v.fail(path, fmt.Sprintf("%q is not one of %s", value, strings.Join(allowed, ", ")), fix)
@@ -158,11 +160,11 @@ func (v *validator) network(n Network) {
 }
 
 func (v *validator) engine(e Engine) {
-	v.oneOf("engine.kind", e.Kind, "private", "existing", "none")
+	v.oneOf("engine.kind", e.Kind, "private", "existing", "pods", "none")
 	switch {
 	case e.Kind == "existing" && e.Host == "":
 		v.fail("engine.host", "is missing, and says where the existing engine is", "write unix:///var/run/docker.sock")
-	case e.Kind != "existing" && e.Host != "":
+	case e.Kind != "existing" && e.Kind != "pods" && e.Host != "":
 		v.fail("engine.host", fmt.Sprintf("is of no use to an engine of kind %s", e.Kind), "remove it, or write kind: existing")
 	case e.Host != "" && !strings.HasPrefix(e.Host, "unix:///"):
 		v.fail("engine.host", fmt.Sprintf("%q is not a unix socket; the engine runs on this machine", e.Host), "write unix:///var/run/docker.sock")

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/api"
+	"sallyport/internal/api/idempotency"
 	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
@@ -131,7 +132,7 @@ func (d *daemon) openAPI(context.Context) (err error) {
 	if d.apiKeys, err = api.OpenKeys(filepath.Join(index, "keys.json"), d.log); err != nil {
 		return err
 	}
-	if d.once, err = api.OpenOnce(filepath.Join(index, "requests"), d.log); err != nil {
+	if d.once, err = idempotency.Open(filepath.Join(index, "requests"), d.log); err != nil {
 		return err
 	}
 	c := d.cfg.API
@@ -140,7 +141,7 @@ func (d *daemon) openAPI(context.Context) (err error) {
 	}
 	var pair tls.Certificate
 	if c.Certificate != "" {
-		pair, _, _, err = keyPair(c.Certificate, c.Key)
+		pair, _, _, err = keyPair(c.Certificate, c.Key, secretfile.Read)
 	} else {
 		host, _, _ := net.SplitHostPort(c.Listen)
 		pair, err = api.Certificate(filepath.Join(d.cfg.CADir(), "api.sealed"), d.key, host)
@@ -155,10 +156,10 @@ func (d *daemon) openAPI(context.Context) (err error) {
 // maxSecretFile bounds a file that holds a secret, in bytes.
 const maxSecretFile = 1 << 20
 
-// keyPair reads the PEM of a certificate, and of its key, which nobody else may read.
-func keyPair(certificate, key string) (pair tls.Certificate, public, private []byte, err error) {
+// keyPair reads the PEM of a certificate, and of its key by secretfile.Read or ReadMounted.
+func keyPair(certificate, key string, read func(path string, most int64) ([]byte, error)) (pair tls.Certificate, public, private []byte, err error) {
 	if public, err = os.ReadFile(certificate); err == nil {
-		private, err = secretfile.Read(key, maxSecretFile)
+		private, err = read(key, maxSecretFile)
 	}
 	if err == nil {
 		pair, err = tls.X509KeyPair(public, private)
@@ -168,16 +169,17 @@ func keyPair(certificate, key string) (pair tls.Certificate, public, private []b
 
 // serveAPI listens on the unix socket, and over TLS where that is configured.
 func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
-	var sandboxes *manager.Manager
+	var m *manager.Manager
 	if d.host != nil {
-		sandboxes = d.host.sandboxes
+		m = d.host.manager
 	}
 	l, users, err := d.listenControl()
 	if err != nil {
 		return err
 	}
 	routes := api.NewHandler(api.Options{
-		Sandboxes: sandboxes,
+		Sandboxes: d.sandboxes,
+		Manager:   m,
 		Secrets:   secrets{d},
 		Clients:   clients{d},
 		Root:      d.authority.Root,
@@ -203,8 +205,8 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Keys:      d.apiKeys,
 		Users:     users,
 		Once:      d.once,
-		Events:    d.lifecycles,
-		Audit:     d.findEvents,
+		Events:    d.events.Lifecycles,
+		Audit:     d.events.Find,
 		Memory:    d.memories,
 	})
 	server, local := api.Local(l, routes, d.log)

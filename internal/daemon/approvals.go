@@ -10,8 +10,8 @@ import (
 	"sallyport/policy/approval"
 )
 
-// openApprovals opens what operators have granted. What they answer is on record
-// before it counts; the rest is recorded soon after.
+// openApprovals opens what operators have granted. Their answer is on record before it
+// counts; the rest is recorded soon after.
 func (d *daemon) openApprovals() (*approval.Store, error) {
 	return approval.Open(approval.Options{
 		Path: filepath.Join(d.cfg.IndexDir(), "approvals.json"),

@@ -3,9 +3,12 @@
 //
 //	daemon.go      opens the parts, in the order in which they depend on each other
 //	run.go         starts them, and ends them
+//	audit.go       the audit log: sealed, kept, and the events of the daemon itself
 //	reload.go      puts another policy into force; follow.go notices that there is one
 //	gateway.go     the gateway's process: its listeners, and what it is told
-//	sandboxes.go   the engine, the datapath and the sandboxes
+//	network.go     the sandboxes' network, and what the gateway listens on there
+//	sandboxes.go   the engine and the sandboxes
+//	pods.go        the pods of a node of Kubernetes
 //	api.go         the API's listeners
 //
 // An event is in the audit log before its change takes effect.
@@ -24,7 +27,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
-	"sallyport/audit"
 	"sallyport/audit/retention"
 	"sallyport/audit/tree"
 	"sallyport/gateway/access"
@@ -35,7 +37,10 @@ import (
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
 	"sallyport/internal/api"
+	"sallyport/internal/api/idempotency"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon/contact"
+	"sallyport/internal/daemon/events"
 	"sallyport/internal/seal"
 	"sallyport/internal/ssh"
 	"sallyport/memory/keeper"
@@ -74,6 +79,7 @@ type daemon struct {
 	inForce   atomic.Pointer[config.Config] // the configuration of the last load
 	key       *seal.Key
 	auditLog  *supervisor.AuditLog
+	events    *events.Reader // of the audit log
 	sealer    *tree.Sealer
 	retention *retention.Keeper
 	store     *file.Store
@@ -93,6 +99,8 @@ type daemon struct {
 	supervisor     *supervisor.Supervisor // of the gateway's process
 	proxy          *net.TCPListener       // nil without an explicit proxy
 	inbound        *net.TCPListener       // nil where nothing comes in
+	routed         *net.TCPListener       // likewise, for router
+	router         *router                // nil without one
 	exposed        *access.Ports
 	approvals      *approval.Store
 	ssh            *ssh.Server // nil without SSH
@@ -100,9 +108,12 @@ type daemon struct {
 	sinks sinks // of the audit log
 
 	memories *keeper.Keeper
-	contacts contacts // of sandboxes, as their memories know them
+	contacts *contact.Contacts
 
-	host *sandboxHost // nil for a gateway without sandboxes of its own
+	network   *network     // nil for a gateway without sandboxes of its own
+	sandboxes sandboxes    // likewise
+	host      *sandboxHost // where this daemon makes the sandboxes; nil elsewhere
+	node      *podHost     // where they are pods; nil elsewhere
 
 	// down is set when the daemon was asked to stop its sandboxes too.
 	down   atomic.Bool
@@ -110,8 +121,7 @@ type daemon struct {
 	cancel context.CancelFunc
 
 	apiKeys     *api.Keys
-	once        *api.Once
-	scans       scans            // of the audit log, by the API's callers
+	once        *idempotency.Store
 	certificate *tls.Certificate // of the API's listener, nil without one
 }
 
@@ -180,24 +190,4 @@ func raiseDescriptors() error {
 		return err
 	}
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: descriptors, Max: max(have.Max, descriptors)})
-}
-
-func (d *daemon) openAuditLog(context.Context) error {
-	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{
-		SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log,
-	}, func() uint64 { return tree.Sealed(d.cfg.AuditDir()) })
-	if err != nil {
-		return err
-	}
-	d.auditLog = log
-	d.onClose(log.Close)
-	d.onClose(d.endSinks)
-	if d.key, err = seal.Open(d.cfg.KeyFile, d.cfg.DataDir); err != nil {
-		return err
-	}
-	d.openSealer()
-	d.openRetention()
-	d.store, err = file.New(d.cfg.DataDir, d.key)
-	d.logins = exchange.NewKeeper(logins{d})
-	return err
 }

@@ -26,6 +26,24 @@ const (
 // ConfigMap, and a folder on a network are all the same to it, and nothing is
 // missed.
 func (d *daemon) followFiles(ctx context.Context) error {
+	return follow(ctx, func() (now config.Print, due, ok bool) {
+		if w := d.inForce.Load().Policy.Watch; w != nil && !*w {
+			return now, false, false
+		}
+		d.reloading.Lock()
+		cfg := d.attempted
+		loaded, retry := d.printed, d.retry
+		d.reloading.Unlock()
+		now = d.print(cfg, d.inForce.Load())
+		return now, now != loaded || !retry.IsZero() && time.Now().After(retry), true
+	}, func() {
+		_ = d.reload(ctx, byFiles, nil) // which has logged it
+	})
+}
+
+// follow calls load when a look says that it is due and finds the files as the look before
+// did. Looks that are not ok do not count.
+func follow(ctx context.Context, look func() (now config.Print, due, ok bool), load func()) error {
 	var last config.Print
 	wait := lookEvery
 	for {
@@ -34,18 +52,14 @@ func (d *daemon) followFiles(ctx context.Context) error {
 			return nil
 		case <-time.After(wait):
 		}
-		if w := d.inForce.Load().Policy.Watch; w != nil && !*w {
+		began := time.Now()
+		now, due, ok := look()
+		if !ok {
 			continue
 		}
-		began := time.Now()
-		d.reloading.Lock()
-		cfg := d.attempted
-		loaded, retry := d.printed, d.retry
-		d.reloading.Unlock()
-		now := d.print(cfg, d.inForce.Load())
 		wait = max(lookEvery, lookShare*time.Since(began))
-		if settled := now == last; settled && (now != loaded || !retry.IsZero() && time.Now().After(retry)) {
-			_ = d.reload(ctx, byFiles, nil) // which has logged it
+		if due && now == last {
+			load()
 		}
 		last = now
 	}

@@ -13,11 +13,13 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
+	"sallyport/gateway/workerapi"
 	"sallyport/internal/durable"
 	"sallyport/internal/jail"
+	"sallyport/internal/secretfile"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -47,7 +49,7 @@ func (d *daemon) openListeners(to *supervisor.Listeners) (err error) {
 		}
 		to.Explicit = d.proxy
 		if c.Certificate != "" {
-			if _, to.Certificate, to.Key, err = keyPair(c.Certificate, c.Key); err != nil {
+			if _, to.Certificate, to.Key, err = keyPair(c.Certificate, c.Key, secretfile.Read); err != nil {
 				return fmt.Errorf("proxy: %w", err)
 			}
 		}
@@ -58,14 +60,14 @@ func (d *daemon) openListeners(to *supervisor.Listeners) (err error) {
 		}
 		to.Inbound = d.inbound
 	}
-	return nil
+	return d.openRouter(to)
 }
 
 // identities are the running sandboxes as the gateway sees them.
 func (d *daemon) identities() map[netip.Addr]policy.Sandbox {
 	all := map[netip.Addr]policy.Sandbox{}
-	if d.host != nil {
-		for a, i := range d.host.sandboxes.Identities() {
+	if d.sandboxes != nil {
+		for a, i := range d.sandboxes.Identities() {
 			all[a] = identity(i)
 		}
 	}
@@ -79,6 +81,9 @@ func identity(i sandbox.Info) policy.Sandbox {
 // localAddresses are this host's own and the sandboxes': never an upstream.
 func (d *daemon) localAddresses() []netip.Prefix {
 	list := []netip.Prefix{d.cfg.Network.Subnet}
+	if d.node != nil {
+		list = append(list, d.node.Local()...)
+	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		d.log.Warn("the host's addresses cannot be read", "error", err)
@@ -94,11 +99,15 @@ func (d *daemon) localAddresses() []netip.Prefix {
 	return list
 }
 
-func (d *daemon) openGateway(context.Context) (err error) {
+func (d *daemon) openGateway(ctx context.Context) (err error) {
 	if err := durable.MkdirAll(d.cfg.IndexDir(), 0o700); err != nil {
 		return err
 	}
-	if d.authority, err = ca.Open(ca.Options{Dir: d.cfg.CADir(), Sealer: d.key, Logger: d.log}); err != nil {
+	issuer, err := d.openNode(ctx)
+	if err != nil {
+		return err
+	}
+	if d.authority, err = ca.Open(ca.Options{Dir: d.cfg.CADir(), Sealer: d.key, Issuer: issuer, Logger: d.log}); err != nil {
 		return err
 	}
 	if d.placeholderKey, err = placeholder.OpenKey(filepath.Join(d.cfg.DataDir, "placeholder.key"), d.key); err != nil {
@@ -131,9 +140,9 @@ func (d *daemon) openSupervisor(context.Context) error {
 		return err
 	}
 	var listeners supervisor.Listeners
-	if h := d.host; h != nil {
-		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
-		listeners.Restored = func() error { return h.guard.Steer(h.steered) }
+	if n := d.network; n != nil {
+		listeners.Transparent, listeners.DNS, listeners.DNSTCP = n.steered, n.dnsUDP, n.dnsTCP
+		listeners.Restored = func() error { return n.guard.Steer(n.steered) }
 	}
 	if err := d.openListeners(&listeners); err != nil {
 		return err
@@ -142,9 +151,14 @@ func (d *daemon) openSupervisor(context.Context) error {
 	if err != nil {
 		return err
 	}
+	var router func() *workerapi.Router
+	if d.router != nil {
+		router = d.router.now.Load
+	}
 	d.supervisor = supervisor.New(supervisor.Options{
+		Router: router, Find: d.find, Routable: d.routable,
 		IDs: ids, View: view, Listeners: listeners,
-		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize,
+		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize, Cluster: d.cfg.Pods.Cluster, Node: d.cfg.Pods.Node,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Held:         d.held,
 		Placeholders: d.heldBy, Saved: d.saved,
@@ -164,7 +178,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
-	d.contacts.forget(id)
+	d.contacts.Forget(id)
 	err := errors.Join(d.names.Forget(id), d.saved.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id), d.memories.Forget(id))
 	if d.supervisor != nil { // nothing is forgotten by it before it is there
 		d.supervisor.Forget(id)

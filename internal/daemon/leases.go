@@ -110,8 +110,8 @@ func (d *daemon) sweepLeases(ctx context.Context) error {
 func (d *daemon) endLeases() {
 	cfg := d.inForce.Load()
 	alive := map[string]policy.Sandbox{}
-	if d.host != nil {
-		for _, i := range d.host.sandboxes.List() {
+	if d.sandboxes != nil {
+		for _, i := range d.sandboxes.List() {
 			if i.State == sandbox.Running || i.State.Asleep() {
 				alive[i.ID] = identity(i)
 			}

@@ -84,7 +84,7 @@ func (o *one) End() {
 	slices.Sort(o.of.ended)
 }
 
-// What has an own secret and is gone, or that no rule gives it any more, loses it.
+// A sandbox with a secret of its own loses it when it is gone, or no rule gives it any more.
 func TestLeasesEnd(t *testing.T) {
 	dir := t.TempDir()
 	d := &daemon{cfg: parse(t, dir, enginesText)}
@@ -123,7 +123,7 @@ func TestLeasesEnd(t *testing.T) {
 	}
 }
 
-// What could not be revoked is in the status, and opens nothing.
+// A lease that could not be revoked is in the status, and opens nothing.
 func TestUnrevokedLeasesAreListed(t *testing.T) {
 	dir := t.TempDir()
 	d := &daemon{cfg: parse(t, dir, enginesText)}

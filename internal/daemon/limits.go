@@ -8,6 +8,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/policy/approval"
+	"sallyport/policy/finding"
 	"sallyport/policy/limit"
 )
 
@@ -40,8 +41,8 @@ func (l limits) sandboxes() map[string]string {
 	for _, c := range l.d.clients.List() {
 		names[c.ID] = c.Name
 	}
-	if l.d.host != nil {
-		for _, i := range l.d.host.sandboxes.List() {
+	if l.d.sandboxes != nil {
+		for _, i := range l.d.sandboxes.List() {
 			names[i.ID] = i.Name
 		}
 	}
@@ -61,9 +62,9 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 		subject, what = limit.Every, "limit "+name
 	}
 	names := l.sandboxes()
-	if l.d.host != nil {
+	if l.d.sandboxes != nil {
 		// A fork's counter is its lineage's.
-		if i, err := l.d.host.sandboxes.Get(subject); err == nil && i.Lineage != nil {
+		if i, err := l.d.sandboxes.Get(subject); err == nil && i.Lineage != nil {
 			subject = i.Lineage.Root
 		}
 	}
@@ -86,7 +87,7 @@ func (l limits) known(name string, counts []limit.Count) error {
 	for _, n := range counts {
 		names = append(names, n.Limit)
 	}
-	near := policy.Nearest(name, names)
+	near := finding.Nearest(name, names)
 	switch {
 	case slices.Contains(names, name):
 		return nil

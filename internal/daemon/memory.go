@@ -13,11 +13,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
 	"sallyport/gateway/access"
+	"sallyport/internal/daemon/contact"
 	"sallyport/internal/secretfile"
 	"sallyport/memory"
 	"sallyport/memory/keeper"
@@ -29,8 +32,14 @@ import (
 
 // openMemories makes the keeper of the sandboxes' memories.
 func (d *daemon) openMemories(context.Context) error {
+	d.contacts = &contact.Contacts{Dir: d.cfg.AuditDir(), Index: d.cfg.AuditIndex(), Worker: func() int {
+		if d.supervisor == nil { // no sandbox has a connection
+			return 0
+		}
+		return d.supervisor.Status().PID
+	}}
 	o := keeper.Options{
-		Dir: d.cfg.SandboxesDir(), Hold: disk.Hold, Contacted: d.contacted, Secret: d.broker.Contains,
+		Dir: d.cfg.SandboxesDir(), Hold: disk.Hold, Contacted: d.contacts.Of, Secret: d.broker.Contains,
 		Recorded: d.recordedMemory, Record: d.auditLog.Enqueue, Current: d.isCurrent,
 		Trusted: func(host string) bool { return d.inForce.Load().Memory.Trusts(host) },
 		Key:     d.key, Most: int64(d.cfg.Memory.History), Logger: d.log,
@@ -48,10 +57,10 @@ func (d *daemon) openMemories(context.Context) error {
 
 // isCurrent says whether a sandbox still has its name.
 func (d *daemon) isCurrent(o memory.Owner) bool {
-	if d.host == nil { // the sandboxes are being opened
+	if d.sandboxes == nil { // the sandboxes are being opened
 		return true
 	}
-	i, err := d.host.sandboxes.Get(o.Name)
+	i, err := d.sandboxes.Get(o.Name)
 	return err == nil && i.ID == o.ID
 }
 
@@ -61,7 +70,7 @@ func (d *daemon) isCurrent(o memory.Owner) bool {
 func (d *daemon) recordedMemory(ctx context.Context, id string, after uint64) (map[uint64]string, error) {
 	found := map[uint64]string{}
 	q := index.Query{From: after + 1, Sandbox: id, Kind: audit.KindLifecycle, Text: "memory"}
-	for e, err := range audit.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
+	for e, err := range auditlog.Undamaged(index.Search(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), q)) {
 		if err != nil {
 			return nil, err
 		}
@@ -72,12 +81,12 @@ func (d *daemon) recordedMemory(ctx context.Context, id string, after uint64) (m
 	return found, nil
 }
 
-// memoryOwners are all sandboxes.
+// memoryOwners are all sandboxes that have a memory.
 func (d *daemon) memoryOwners() (all []memory.Owner) {
 	if d.host == nil {
 		return nil
 	}
-	for _, i := range d.host.sandboxes.List() {
+	for _, i := range d.host.manager.List() {
 		all = append(all, manager.MemoryOwner(i))
 	}
 	return all
@@ -150,7 +159,7 @@ func (d *daemon) dialProxy(ctx context.Context) (net.Conn, error) {
 	if err != nil || d.cfg.Proxy.Certificate == "" {
 		return conn, err
 	}
-	own, _, _, err := keyPair(d.cfg.Proxy.Certificate, d.cfg.Proxy.Key)
+	own, _, _, err := keyPair(d.cfg.Proxy.Certificate, d.cfg.Proxy.Key, secretfile.Read)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -160,4 +169,42 @@ func (d *daemon) dialProxy(ctx context.Context) (net.Conn, error) {
 		}
 		return nil
 	}}), nil
+}
+
+// readings tell when a secret could be read again.
+type readings struct {
+	again chan struct{} // has room for one
+
+	mu     sync.Mutex
+	failed map[string]bool // by the credential's name
+}
+
+func newReadings() *readings {
+	return &readings{again: make(chan struct{}, 1), failed: map[string]bool{}}
+}
+
+// note takes a read. It does not wait for what follows.
+func (r *readings) note(name string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed[name] && err == nil {
+		select {
+		case r.again <- struct{}{}:
+		default:
+		}
+	}
+	r.failed[name] = err != nil
+}
+
+// followSecrets compares memories with secrets that they were not compared with: when the
+// daemon begins, and when one can be read again.
+func (d *daemon) followSecrets(ctx context.Context) error {
+	for {
+		d.memories.RecheckMissed(d.memoryOwners())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.readings.again:
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/connlimit"
 	"sallyport/sandbox/datapath"
 )
@@ -37,8 +38,8 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 		Namespace: "sallyport_gateway",
 		PidFn:     func() (int, error) { return d.supervisor.Status().PID, nil },
 	}))
-	if d.host != nil {
-		d.metrics.MustRegister(guardMetrics{d.host.guard})
+	if d.network != nil {
+		d.metrics.MustRegister(guardMetrics{d.network.guard})
 	}
 	l, err := d.listen("metrics", d.cfg.Metrics.Listen)
 	if err != nil {
@@ -121,16 +122,16 @@ func (d *daemon) crowded(listener string) func(source string) {
 }
 
 // trailMetrics are read from the log when they are asked for.
-func trailMetrics(l interface{ Stats() audit.Stats }) []prometheus.Collector {
-	counter := func(name, help string, get func(audit.Stats) uint64) prometheus.Collector {
+func trailMetrics(l interface{ Stats() auditlog.Stats }) []prometheus.Collector {
+	counter := func(name, help string, get func(auditlog.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "sallyport", Subsystem: "audit", Name: name, Help: help},
 			func() float64 { return float64(get(l.Stats())) })
 	}
 	return []prometheus.Collector{
-		counter("events_total", "Events that are on stable storage.", func(s audit.Stats) uint64 { return s.Events }),
-		counter("syncs_total", "Data syncs.", func(s audit.Stats) uint64 { return s.Syncs }),
-		counter("failures_total", "Groups of events that could not be made durable.", func(s audit.Stats) uint64 { return s.Failures }),
-		counter("dropped_total", "Events that a full queue refused.", func(s audit.Stats) uint64 { return s.Dropped }),
+		counter("events_total", "Events that are on stable storage.", func(s auditlog.Stats) uint64 { return s.Events }),
+		counter("syncs_total", "Data syncs.", func(s auditlog.Stats) uint64 { return s.Syncs }),
+		counter("failures_total", "Groups of events that could not be made durable.", func(s auditlog.Stats) uint64 { return s.Failures }),
+		counter("dropped_total", "Events that a full queue refused.", func(s auditlog.Stats) uint64 { return s.Dropped }),
 	}
 }
 

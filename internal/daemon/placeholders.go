@@ -3,7 +3,7 @@ package daemon
 import (
 	"slices"
 
-	"sallyport/gateway/credential/placeholder"
+	"sallyport/gateway/placeholder"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -45,10 +45,10 @@ func (d *daemon) placeholder(c policy.Credential, id string) (placeholder.Held, 
 // heldBy are the placeholders that a sandbox may hold: those that its commands were given,
 // and those of the sandboxes that it is a fork of.
 func (d *daemon) heldBy(id string) (held []placeholder.Held) {
-	if d.host == nil {
+	if d.sandboxes == nil {
 		return nil
 	}
-	for _, i := range d.host.sandboxes.Identities() {
+	for _, i := range d.sandboxes.Identities() {
 		if i.ID == id {
 			return d.holds(i)
 		}

@@ -25,8 +25,8 @@ import (
 
 // exposedOf is the sandbox of an ID, whether it runs or not.
 func (d *daemon) exposedOf(id string) (sandbox.Info, error) {
-	if d.host != nil {
-		for _, i := range d.host.sandboxes.List() {
+	if d.sandboxes != nil {
+		for _, i := range d.sandboxes.List() {
 			if i.ID == id {
 				return i, nil
 			}
@@ -45,7 +45,7 @@ func (d *daemon) whose(_ context.Context, id string) (policy.Sandbox, error) {
 func (d *daemon) wake(ctx context.Context, id string) (gateway.Identity, error) {
 	i, err := d.exposedOf(id)
 	if err == nil { // also one that runs: it is in use, and does not fall asleep just now
-		i, err = d.host.sandboxes.Start(ctx, i.Name)
+		i, err = d.sandboxes.Start(ctx, i.Name)
 	}
 	if err == nil && i.ID != id {
 		err = sandbox.ErrNotFound // which another has the name of by now
@@ -62,7 +62,15 @@ func (d *daemon) reach(id string, port uint16) (*os.File, error) {
 	if !i.Address.IsValid() {
 		return nil, fmt.Errorf("%w: %s does not run", sandbox.ErrNotFound, i.Name)
 	}
-	return datapath.Connecting(netip.AddrPortFrom(i.Address, port))
+	f, err := datapath.Connecting(netip.AddrPortFrom(i.Address, port))
+	if err != nil {
+		return nil, err
+	}
+	// Another has its address no sooner than its session has ended.
+	if now, err := d.exposedOf(id); err != nil || now.Generation != i.Generation || now.Address != i.Address {
+		return nil, errors.Join(fmt.Errorf("%w: %s has ended meanwhile", sandbox.ErrNotFound, i.Name), f.Close())
+	}
+	return f, nil
 }
 
 // inside connects to a port of an exposed sandbox as programs in it would.
@@ -71,7 +79,7 @@ func (d *daemon) inside(ctx context.Context, id string, port uint16) (supervisor
 	if err != nil {
 		return nil, err
 	}
-	c, err := d.host.sandboxes.Connect(ctx, i.Name, wire.HostLocal, port)
+	c, err := d.sandboxes.Connect(ctx, i.Name, wire.HostLocal, port)
 	switch {
 	case errors.Is(err, sandbox.ErrNoPort):
 		return nil, fmt.Errorf("%w: %w", inbound.ErrNoListener, err)

@@ -105,7 +105,7 @@ func (d *daemon) reloadOnSignal(ctx context.Context) error {
 }
 
 // reload swaps policy and credentials for what the configuration says now, with a
-// new bundle where there is one. What has an error changes nothing.
+// new bundle where there is one. A configuration with an error changes nothing.
 func (d *daemon) reload(ctx context.Context, by string, fresh *bundle.Candidate) error {
 	d.reloading.Lock()
 	defer d.reloading.Unlock()
@@ -178,8 +178,8 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	// A policy that cannot be recorded does not come into force.
 	events := []*audit.Event{d.about("reloaded", p, "by "+by)}
 	var there []sandbox.Info
-	if d.host != nil {
-		there = d.host.sandboxes.List()
+	if d.sandboxes != nil {
+		there = d.sandboxes.List()
 	}
 	selected := selectedAnew(d.rules.Policy(), p, there)
 	if len(selected) > 0 {
@@ -231,8 +231,8 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 }
 
 // selectedAnew lists the sandboxes that the rules of a policy select by name, and those
-// of the one before did not. Whoever made one needed no more than the scope run for its
-// name, and may be another than the rule's author has in mind.
+// of the one before did not. The caller that made one needed no more than the scope run for
+// its name, and may be another than the rule's author has in mind.
 func selectedAnew(before, now *engine.Policy, there []sandbox.Info) (names []string) {
 	for _, i := range there {
 		if now.Names(i.Name) && !before.Names(i.Name) {

@@ -13,8 +13,9 @@ import (
 
 	"sallyport/audit/index"
 	"sallyport/internal/api"
+	"sallyport/internal/daemon/observe"
 	"sallyport/internal/footprint"
-	"sallyport/internal/reconcile"
+	"sallyport/internal/periodic"
 	"sallyport/sandbox/client"
 )
 
@@ -44,8 +45,8 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	return errors.Join(err, d.end())
 }
 
-// serve starts everything in the group; the control interface is the last, so
-// that a daemon that answers is up.
+// serve starts everything in the group; the control interface, and on a node of Kubernetes
+// the CNI plugin's, is the last, so that a daemon that answers is up.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.serveMetrics(ctx, g); err != nil {
 		return err
@@ -59,8 +60,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return d.approvals.Run(ctx) })
 	g.Go(func() error { return d.leases.Run(ctx) })
 	g.Go(func() error { return d.sweepLeases(ctx) })
-	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
-	g.Go(func() error { return watched.run(ctx) })
+	observed := &observe.Watcher{Policy: d.rules.Policy, Event: d.changed, Record: d.auditLog.Enqueue, Logger: d.log}
+	g.Go(func() error { return observed.Run(ctx) })
 	g.Go(func() error { return index.Follow(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), d.log) })
 	// A signal that has come meanwhile waits for the first turn.
 	g.Go(func() error { return d.reloadOnSignal(ctx) })
@@ -69,25 +70,13 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if h := d.host; h != nil {
 		g.Go(func() error { return d.followSecrets(ctx) })
 		g.Go(func() error { return h.engine.Watch(ctx) })
-		g.Go(func() error { return h.sandboxes.Watch(ctx) })
-		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
-		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
-		g.Go(func() error { return h.sandboxes.FillPool(ctx) })
-		drops := newDropLog(d.auditLog, d.log)
-		g.Go(func() error { return drops.run(ctx) })
-		g.Go(func() error {
-			defer drops.flush(time.Time{}) // what came after the last tick
-			return h.guard.Drops(ctx, drops.add)
-		})
-		flows := reconcile.New(reconcile.Options{
-			Flows: h.guard, Dir: d.cfg.AuditDir(), Subnet: d.cfg.Network.Subnet,
-			Worker: func() int { return d.supervisor.Status().PID }, Stats: d.auditLog.Stats, Record: d.auditLog.Enqueue, Logger: d.log,
-		})
-		d.metrics.MustRegister(flows.Collectors()...)
-		g.Go(func() error { return flows.Run(ctx) })
-		if err := h.guard.Steer(h.steered); err != nil {
-			return err
-		}
+		g.Go(func() error { return h.manager.Watch(ctx) })
+		g.Go(func() error { return h.manager.WatchIdle(ctx) })
+		g.Go(func() error { return h.manager.WatchSpace(ctx) })
+		g.Go(func() error { return h.manager.FillPool(ctx) })
+	}
+	if err := d.serveNetwork(ctx, g); err != nil {
+		return err
 	}
 	if err := d.recordLifecycle("started", d.rules.Policy()); err != nil {
 		return err
@@ -102,6 +91,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}
+	d.servePods(ctx, g)
 	g.Go(func() error { return d.watchdog(ctx) })
 	g.Go(func() error { footprint.Find().Watch(ctx); return nil })
 	d.notify(systemd.SdNotifyReady)
@@ -111,6 +101,9 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 
 func (d *daemon) end() error {
 	d.notify(systemd.SdNotifyStopping)
+	if d.node != nil {
+		d.node.Taint(context.Background(), true)
+	}
 	// The process has these too, and closes them first of all.
 	d.stopListening()
 	var stops errgroup.Group
@@ -138,8 +131,11 @@ func (d *daemon) stopListening() {
 	if d.inbound != nil {
 		_ = d.inbound.Close()
 	}
-	if h := d.host; h != nil {
-		_, _, _ = h.steered.Close(), h.dnsUDP.Close(), h.dnsTCP.Close()
+	if d.routed != nil {
+		_ = d.routed.Close()
+	}
+	if n := d.network; n != nil {
+		_, _, _ = n.steered.Close(), n.dnsUDP.Close(), n.dnsTCP.Close()
 	}
 }
 
@@ -156,8 +152,11 @@ func (d *daemon) status() api.Status {
 	if d.ssh != nil {
 		st.SSH = (*api.SSH)(d.ssh.Status())
 	}
-	if d.host != nil {
-		st.Sandboxes = len(d.host.sandboxes.List())
+	if d.node != nil {
+		st.Node = &api.Node{Name: d.cfg.Pods.Node, Cluster: d.cfg.Pods.Cluster, Tainted: d.node.Tainted()}
+	}
+	if d.sandboxes != nil {
+		st.Sandboxes = len(d.sandboxes.List())
 	}
 	return st
 }
@@ -179,7 +178,7 @@ func (d *daemon) watchdog(ctx context.Context) error {
 		return err
 	}
 	c := client.Unix(d.cfg.Socket())
-	return every(ctx, within/3, func(time.Time) {
+	return periodic.Run(ctx, within/3, func(time.Time) {
 		asked, cancel := context.WithTimeout(ctx, within/3)
 		defer cancel()
 		if _, err := api.GetStatus.Do(asked, c, client.None{}); err == nil {
@@ -188,18 +187,4 @@ func (d *daemon) watchdog(ctx context.Context) error {
 			d.log.Error("the daemon does not answer itself, and will be restarted if that goes on", "error", err)
 		}
 	})
-}
-
-// every calls do now and then once in each period, until ctx is done. It returns nil.
-func every(ctx context.Context, period time.Duration, do func(now time.Time)) error {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for now := time.Now(); ; {
-		do(now)
-		select {
-		case <-ctx.Done():
-			return nil
-		case now = <-tick.C:
-		}
-	}
 }

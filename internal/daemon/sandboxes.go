@@ -3,9 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -13,9 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/gateway/supervisor"
-	"sallyport/internal/config"
+	"sallyport/internal/api"
 	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
@@ -26,48 +24,38 @@ import (
 	"sallyport/sandbox/manager"
 )
 
-// sandboxHost is where sandboxes of this host live.
-type sandboxHost struct {
-	guard     *datapath.Datapath
-	engine    *docker.Engine
-	sandboxes *manager.Manager
-	steered   *net.TCPListener
-	dnsUDP    *net.UDPConn
-	dnsTCP    *net.TCPListener
+// sandboxes are what this daemon vouches for, however they come to be.
+type sandboxes interface {
+	api.Sandboxes
+	// Identities returns those that run by their addresses. It must not be changed.
+	Identities() map[netip.Addr]sandbox.Info
+	Start(ctx context.Context, name string) (sandbox.Info, error)
+	// Connect connects to a port inside of a sandbox, as a program in it would.
+	Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error)
 }
 
-// openSandboxes guards the bridge before the engine starts, so that no container
-// can be there first.
-func (d *daemon) openSandboxes(ctx context.Context) (err error) {
+// sandboxHost makes and runs sandboxes on this host.
+type sandboxHost struct {
+	engine  *docker.Engine
+	manager *manager.Manager
+}
+
+// openSandboxes guards the bridge before anything can be on it.
+func (d *daemon) openSandboxes(ctx context.Context) error {
 	if d.cfg.Engine.Kind == "none" {
 		return nil
 	}
-	h := &sandboxHost{}
-	net4 := d.cfg.Network
-	if h.guard, err = datapath.Open(d.datapathConfig()); err != nil {
+	if err := d.openNetwork(ctx); err != nil {
 		return err
 	}
-	d.onClose(h.guard.Close)
-	if h.steered, err = datapath.Listen(); err != nil {
-		return err
+	if d.cfg.Engine.Kind == "pods" {
+		return d.openPods(ctx)
 	}
-	d.closeLate(h.steered) // the gateway may have closed it
-	at := netip.AddrPortFrom(d.datapathConfig().Gateway(), 53)
-	listen := net.ListenConfig{Control: datapath.Mark}
-	listen.SetMultipathTCP(false)
-	udp, err := listen.ListenPacket(ctx, "udp4", at.String())
-	if err != nil {
-		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
-	}
-	h.dnsUDP = udp.(*net.UDPConn)
-	d.closeLate(udp)
-	tcp, err := listen.Listen(ctx, "tcp4", at.String())
-	if err != nil {
-		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
-	}
-	h.dnsTCP = tcp.(*net.TCPListener)
-	d.closeLate(tcp)
+	return d.openHost(ctx)
+}
 
+func (d *daemon) openHost(ctx context.Context) error {
+	h := &sandboxHost{}
 	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
 	if err != nil {
 		return err
@@ -91,9 +79,9 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.sandboxes, err = manager.Open(ctx, manager.Options{
+	h.manager, err = manager.Open(ctx, manager.Options{
 		Dir:    d.cfg.SandboxesDir(),
-		Subnet: net4.Subnet,
+		Subnet: d.cfg.Network.Subnet,
 		Defaults: sandbox.Spec{
 			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
 			CPUs: d.cfg.Sandbox.CPUs, Memory: int64(d.cfg.Sandbox.Memory), Disk: size,
@@ -101,11 +89,11 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 		Pool:      d.cfg.Sandbox.Pool.Size,
 		Runtime:   runtime,
 		Disks:     disks,
-		Network:   h.guard,
+		Network:   d.network.guard,
 		Authority: d.authority,
 		Secrets:   d.broker,
 		Recorder:  d.auditLog,
-		Recorded:  func(ctx context.Context, id string) (bool, error) { return audit.Has(ctx, d.cfg.AuditDir(), id) },
+		Recorded:  d.recorded,
 		Logger:    d.log,
 		Agent:     channel.Options{Key: agents, Dial: datapath.Dial},
 		Space:     space,
@@ -124,16 +112,17 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 		Memories:     d.memories,
 		Stores:       d.stores,
 		Meter:        runtime,
-		Gate:         gate{func() *supervisor.Supervisor { return d.supervisor }, d.log},
+		Gate:         d.gate(),
 		Layers:       runtime,
 		Jail:         fsjail.Open,
 		PerOwner:     d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,
 	})
-	d.host = h
-	if err == nil {
-		d.onClose(h.sandboxes.Close)
+	if err != nil {
+		return err
 	}
-	return err
+	d.host, d.sandboxes = h, h.manager
+	d.onClose(h.manager.Close)
+	return nil
 }
 
 func (d *daemon) openRuntime(ctx context.Context, h *sandboxHost, hostKey []byte) (_ *docker.Runtime, err error) {
@@ -171,21 +160,9 @@ func (d *daemon) openRuntime(ctx context.Context, h *sandboxHost, hostKey []byte
 	return runtime, nil
 }
 
-func (d *daemon) datapathConfig() datapath.Config { return datapathConfig(d.cfg, d.log) }
-
-func datapathConfig(cfg *config.Config, log *slog.Logger) datapath.Config {
-	n := cfg.Network
-	return datapath.Config{Bridge: n.Bridge, Subnet: n.Subnet, Logger: log, Pins: PinDir(cfg)}
-}
-
-// PinDir is the folder in the BPF file system that keeps the datapath's programs and maps.
-func PinDir(cfg *config.Config) string {
-	return filepath.Join("/sys/fs/bpf/sallyport", cfg.Network.Bridge)
-}
-
-// RemoveDatapath takes the datapath off this host. No sandbox may run.
-func RemoveDatapath(cfg *config.Config) error {
-	return datapath.Remove(datapathConfig(cfg, slog.New(slog.DiscardHandler)))
+// recorded reports whether the audit log has an event, by its ID.
+func (d *daemon) recorded(ctx context.Context, id string) (bool, error) {
+	return auditlog.Has(ctx, d.cfg.AuditDir(), id)
 }
 
 // mark is what a snapshot notes of the policy and of the audit.
@@ -214,7 +191,7 @@ func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
 func (d *daemon) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return d.host.sandboxes.DrainPool(ctx)
+	return d.host.manager.DrainPool(ctx)
 }
 
 // shutdown stops the sandboxes and the private engine and takes the datapath
@@ -227,9 +204,9 @@ func (d *daemon) shutdown() error {
 	// would not fit.
 	var stops errgroup.Group
 	stops.SetLimit(stopsAtOnce)
-	for _, i := range h.sandboxes.List() {
+	for _, i := range h.manager.List() {
 		if i.State == sandbox.Running || i.State == sandbox.Paused { // what is in RAM
-			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
+			stops.Go(func() error { _, err := h.manager.Stop(ctx, i.Name); return err })
 		}
 	}
 	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), tmpfs.Unmount(d.cfg.SleepDir())); err != nil {
@@ -248,6 +225,10 @@ type gate struct {
 }
 
 var _ manager.Gate = gate{}
+
+func (d *daemon) gate() gate {
+	return gate{func() *supervisor.Supervisor { return d.supervisor }, d.log}
+}
 
 func (g gate) Sleep(ctx context.Context, a netip.Addr) []sandbox.Flow {
 	// Before and after: a connection that is reset may not have been told so by the

@@ -83,8 +83,8 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 		sources[c.Name], exchanges = x, append(exchanges, x)
 	}
 	for _, c := range cfg.Credentials {
-		if c.Grace > 0 {
-			sources[c.Name] = credential.Lasting{Source: sources[c.Name], Grace: time.Duration(c.Grace)}
+		if c.Grace > 0 || c.Cache != nil {
+			sources[c.Name] = credential.Lasting{Source: sources[c.Name], Grace: time.Duration(c.Grace), Cache: (*time.Duration)(c.Cache)}
 		}
 	}
 	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/encoding"
 	"sallyport/audit/sink"
 	"sallyport/audit/tree"
@@ -24,7 +25,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/secretfile"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // sinks are those of the audit log. They end after everything else that writes it, so that
@@ -89,7 +90,7 @@ func (d *daemon) endSinks() error {
 }
 
 // prepareSinks opens what a configuration has that is not in force. Its error joins a
-// [policy.Finding] for each sink that cannot be used.
+// [finding.Finding] for each sink that cannot be used.
 func (d *daemon) prepareSinks(ctx context.Context, cfg *config.Config) (*sink.Plan, error) {
 	var list []sink.Config
 	for i, s := range cfg.Audit.Sinks {
@@ -109,7 +110,7 @@ func (d *daemon) prepareSinks(ctx context.Context, cfg *config.Config) (*sink.Pl
 
 func sinkFinding(cfg *config.Config, i int, err error) error {
 	path := fmt.Sprintf("audit.sinks[%d]", i)
-	f := policy.Finding{Kind: policy.BadValue, Position: cfg.Positions[path], Path: path, Message: err.Error(), Fix: "see docs/operate/sinks.md"}
+	f := finding.Finding{Kind: finding.BadValue, Position: cfg.Positions[path], Path: path, Message: err.Error(), Fix: "see docs/operate/sinks.md"}
 	if errors.Is(err, sink.ErrOtherLog) {
 		f.Fix = "remove that file to have this log sent from its beginning, or give the sink another name"
 	}
@@ -144,7 +145,7 @@ func (d *daemon) sinkEncoder(name string) (sink.Encoder, error) {
 	if _, err := encoding.ByName(name, encoding.Origin{}); err != nil {
 		return nil, err
 	}
-	return func(e audit.Entry) ([]byte, error) {
+	return func(e auditlog.Entry) ([]byte, error) {
 		encode, err := encoding.ByName(name, d.origin())
 		if err != nil {
 			return nil, err
@@ -222,12 +223,12 @@ func (d *daemon) TestSink(ctx context.Context, name string) (api.SinkTest, error
 	if err := d.auditLog.Append(ctx, e); err != nil {
 		return api.SinkTest{}, err
 	}
-	written, err := audit.Lookup(ctx, d.cfg.AuditDir(), e.ID())
+	written, err := auditlog.Lookup(ctx, d.cfg.AuditDir(), e.ID())
 	if err != nil || written == nil {
 		return api.SinkTest{}, errors.Join(errors.New("the test's record is not in the log"), err)
 	}
 	t := api.SinkTest{Sink: name, UID: e.ID(), Sequence: written.Metadata.Sequence}
-	for entry, err := range audit.Entries(ctx, d.cfg.AuditDir(), audit.Query{From: t.Sequence}) {
+	for entry, err := range auditlog.Entries(ctx, d.cfg.AuditDir(), auditlog.Query{From: t.Sequence}) {
 		if err != nil {
 			return t, err
 		}

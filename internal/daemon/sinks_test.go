@@ -19,7 +19,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // sinkDaemon is a daemon with an audit log, a store of secrets and sinks, and no more.
@@ -112,7 +112,7 @@ func TestSinkOfAnotherLog(t *testing.T) {
 	must.OK(t, os.MkdirAll(filepath.Dir(cursor), 0o700))
 	must.OK(t, os.WriteFile(cursor, []byte(`{"sequence": 7, "uid": "x", "leaf": "`+strings.Repeat("A", 43)+`="}`), 0o600))
 	err := d.openSinks(t.Context())
-	var f policy.Finding
+	var f finding.Finding
 	if !errors.Is(err, sink.ErrOtherLog) && (!errors.As(err, &f) || !strings.Contains(f.Message, "another log")) {
 		t.Fatalf("%v", err)
 	}

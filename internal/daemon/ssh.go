@@ -30,7 +30,7 @@ func (d *daemon) openSSH(context.Context) error {
 	if err != nil {
 		return err
 	}
-	sandboxes := d.host.sandboxes
+	sandboxes := d.host.manager
 	d.ssh, err = ssh.Open(ssh.Options{
 		Listen: c.Listen, Idle: time.Duration(c.Idle), Keys: sshKeys(d.cfg), HostKey: host, View: view,
 		Sandboxes: sandboxes, Dial: datapath.Dial,

@@ -61,7 +61,11 @@ type Options struct {
 // Examine runs the checks that apply to the configuration.
 func Examine(ctx context.Context, opt Options) []Finding {
 	fs := []Finding{root(opt.Config.Engine)}
-	if c := opt.Config; c.Engine.Kind != "none" {
+	switch c := opt.Config; c.Engine.Kind {
+	case "none":
+	case "pods":
+		fs = append(fs, kernel(release()), btf(), bpffs(), bridgeNetfilter(), subnet(c.Network))
+	default:
 		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine), appArmor("/"),
 			runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image), agent(opt.Agent), subnet(c.Network))
 	}

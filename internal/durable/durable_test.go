@@ -98,13 +98,7 @@ func TestSyscalls(t *testing.T) {
 		must.OK(t, durable.WriteFile(path, []byte("payload"), 0o600))
 		return
 	}
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("strace is not installed")
-		}
-		t.Skip("strace is not installed")
-	}
+	strace := must.Program(t, "strace")
 	dir := t.TempDir()
 	trace := filepath.Join(t.TempDir(), "trace")
 	cmd := exec.Command(strace, "-f", "-y", "-o", trace, "-e", "trace=write,fsync,fdatasync,rename,renameat,renameat2",

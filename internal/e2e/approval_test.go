@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/api"
 	"sallyport/internal/test/must"
 	"sallyport/policy/approval"
@@ -68,7 +68,7 @@ func TestApproval(t *testing.T) {
 	}
 	events := func(id string) (states []string) {
 		for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
-			var r audit.Record
+			var r auditlog.Record
 			if err := json.Unmarshal([]byte(line), &r); err != nil {
 				t.Fatalf("%v: %s", err, line)
 			}

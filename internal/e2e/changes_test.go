@@ -36,8 +36,8 @@ var worked = []string{
 	"removed /etc/issue.net", "removed /opt/a/gone", "removed /opt/a/old",
 }
 
-// What has changed since a snapshot is told to the file: of a sandbox that ran, stood,
-// slept or was stopped as it was made, after a restore, and in a fork.
+// The changes since a snapshot are told to the file: of a sandbox that ran, stood, slept or
+// was stopped as it was made, after a restore, and in a fork.
 func testChangesSince(t *testing.T, r *rig) {
 	for _, state := range []string{"running", "pause", "hibernate", "stop"} {
 		t.Run(state, func(t *testing.T) {

@@ -73,7 +73,7 @@ func testClients(t *testing.T, r *rig) {
 	})
 }
 
-// What no rule allows is refused in words, with reason and decision id.
+// A request that no rule allows is refused in words, with reason and decision id.
 func testRefusals(t *testing.T, r *rig) {
 	for _, c := range []struct{ name, url string }{
 		{"https", "https://unlisted.example.test/"},

@@ -73,11 +73,16 @@ func testBackground(t *testing.T, r *rig) {
 		t.Errorf("signals: %s", res)
 	}
 	// Followed to its end, with what is lost said.
-	id = strings.TrimSpace(r.ok("sandbox", "exec", "agent", "-d", "--keep", "100", "--", "sh", "-c", "seq 1000; echo wrong >&2; sleep 1; echo end"))
-	time.Sleep(500 * time.Millisecond)
-	res := r.sallyport("sandbox", "output", "agent", id, "--follow")
-	if res.code != 0 || !strings.HasSuffix(res.stdout, "999\n1000\nend\n") || !strings.Contains(res.stderr, "wrong\n") || !strings.Contains(res.stderr, "3793 bytes of stdout are lost") {
-		t.Errorf("followed: %s", res)
+	id = strings.TrimSpace(r.ok("sandbox", "exec", "agent", "-d", "--keep", "100", "--", "sh", "-c", "seq 1000; echo wrong >&2; until [ -e /tmp/end ]; do sleep 0.1; done; echo end"))
+	r.await("output to be lost", func() bool { return strings.Contains(r.sallyport("sandbox", "output", "agent", id).stderr, "wrong") })
+	follow := exec.Command(filepath.Join(tools.Dir, "sallyport"), "--config", r.config, "sandbox", "output", "agent", id, "--follow")
+	var shown, said screen
+	follow.Stdout, follow.Stderr = &shown, &said
+	must.OK(t, follow.Start())
+	r.await("what is kept", func() bool { return shown.has("999\n1000\n") })
+	r.ok("run", "agent", "--", "touch", "/tmp/end")
+	if err := follow.Wait(); err != nil || !shown.has("999\n1000\nend\n") || !said.has("wrong\n") || !said.has("3793 bytes of stdout are lost") {
+		t.Errorf("followed: %v, %q, %q", err, shown.b.String(), said.b.String())
 	}
 	r.ok("sandbox", "stop", "other")
 	if got := r.ok("-o", "json", "sandbox", "commands", "other"); strings.TrimSpace(got) != "[]" {
@@ -100,20 +105,20 @@ func testTerminal(t *testing.T, r *rig) {
 	c := exec.Command("script", "-qec", fmt.Sprintf("stty rows 33 cols 101; exec %s --config %s sandbox shell agent", filepath.Join(tools.Dir, "sallyport"), r.config), "/dev/null")
 	in, err := c.StdinPipe()
 	must.OK(t, err)
-	var out strings.Builder
+	var out screen
 	c.Stdout, c.Stderr = &out, &out
 	must.OK(t, c.Start())
-	late := time.AfterFunc(30*time.Second, func() { c.Process.Kill() })
+	late := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
 	defer late.Stop()
-	time.Sleep(time.Second) // until it is raw
+	r.await("a prompt", func() bool { return out.has("# ") }) // then our terminal is raw
 	io.WriteString(in, "stty size; tty; sleep 100\n")
-	time.Sleep(time.Second)
+	r.await("a terminal", func() bool { return out.has("/dev/pts/") })
 	in.Write([]byte{3}) // ends the sleep and not the shell
 	time.Sleep(200 * time.Millisecond)
 	io.WriteString(in, "echo a$((40+2))b; exit 7\n")
 	err = c.Wait()
-	if c.ProcessState.ExitCode() != 7 || !strings.Contains(out.String(), "33 101") || !strings.Contains(out.String(), "/dev/pts/") || !strings.Contains(out.String(), "a42b") {
-		t.Errorf("got %v, %q", err, out.String())
+	if c.ProcessState.ExitCode() != 7 || !out.has("33 101") || !out.has("a42b") {
+		t.Errorf("got %v, %q", err, out.b.String())
 	}
 }
 
@@ -201,9 +206,8 @@ func testStrangers(t *testing.T, r *rig) {
 		})
 	}
 	knocking.Wait()
-	// What the daemon signs for one sandbox opens no other, also not to one
-	// that has a live challenge of the other's; see package agent's tests for
-	// each part of a proof.
+	// A signature of the daemon's for one sandbox opens no other, also not to one that has a
+	// live challenge of the other's; see package agent's tests for each part of a proof.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	conn, err := datapath.Dial(ctx, netip.AddrPortFrom(addr(t, mine), wire.Port))
@@ -251,8 +255,8 @@ for host in hosts:
 print(len(got), *got, sep="; ")
 `
 
-// What is not root inside has no part in the agent's port, in a sandbox as in a fork
-// of its memory, which has another address.
+// A user other than root has no part in the agent's port, in a sandbox as in a fork of its
+// memory, which has another address.
 func testUsurper(t *testing.T, r *rig) {
 	r.ok("run", "agent", "--", "sh", "-c", "useradd -u 1000 worker 2>/dev/null; id -u")
 	r.ok("sandbox", "fork", "agent", "child")

@@ -11,13 +11,13 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// What crashes is written down nowhere: not the daemon, which knows secrets, nor the
-// engine, nor gVisor, whose memory is the sandbox's, nor what runs in a sandbox with
-// runc, which could have the host's own handler of crashes at work.
+// The memory of a crashed process is written down nowhere: not that of the daemon nor the gateway's process,
+// which know secrets, nor the engine, nor gVisor, whose memory is the sandbox's, nor what runs in a sandbox
+// with runc, which could have the host's own handler of crashes at work.
 func testNoCores(t *testing.T, r *rig) {
 	r.ok("run", "one", "--", "true")
 	r.ok("run", "two", "--runtime", "runc", "--", "true")
-	pids := map[string]int{"the engine": r.enginePID(), "gVisor": r.pid("one"), "what runs with runc": r.pid("two"), "the daemon": r.state().PID}
+	pids := map[string]int{"the engine": r.enginePID(), "gVisor": r.pid("one"), "what runs with runc": r.pid("two"), "the daemon": r.state().PID, "the gateway's process": r.gatewayPID()}
 	limit := regexp.MustCompile(`(?m)^Max core file size +(\S+) +(\S+)`)
 	for who, pid := range pids {
 		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "limits"))

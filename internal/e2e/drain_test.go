@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 )
 
@@ -88,7 +89,7 @@ func TestDrain(t *testing.T) {
 	r.up()
 
 	how := map[string]string{}
-	for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{}, 0) {
+	for record, err := range auditlog.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{}, 0) {
 		switch {
 		case err != nil:
 			t.Fatal(err)
@@ -96,7 +97,7 @@ func TestDrain(t *testing.T) {
 			t.Errorf("a completion without a decision: %+v", record.Completion)
 		case record.Decision.Unmapped.Sallyport.Kind != audit.KindDecision:
 		case record.Completion == nil:
-			t.Errorf("a decision without a completion: %s", audit.Line(record))
+			t.Errorf("a decision without a completion: %s", auditlog.Line(record))
 		default:
 			how[record.Decision.HTTPRequest.URL.Path] = record.Completion.Detail
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
@@ -44,7 +45,7 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// What is typed wrong exits with 2, what goes wrong with 1, each saying what to do.
+// A mistyped command exits with 2, a failed one with 1, each saying what to do.
 func testBadInput(t *testing.T, r *rig) {
 	for _, c := range []struct {
 		name string
@@ -129,7 +130,7 @@ func (e *endless) testVanishing(t *testing.T, r *rig) {
 		t.Fatal("the upstream's answer goes on")
 	}
 	r.await("the completion", func() bool {
-		for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Sandbox: "gone"}, 0) {
+		for record, err := range auditlog.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{Sandbox: "gone"}, 0) {
 			must.OK(t, err)
 			if d, c := record.Decision, record.Completion; d != nil && c != nil && d.HTTPRequest.URL.Path == endlessPath {
 				if c.StatusID != audit.StatusFailure || c.Detail == "" {

@@ -226,7 +226,7 @@ func testWatchInside(t *testing.T, r *rig) {
 	await("removed   w/x/f\n")
 }
 
-// What a root inside does to files is told, whatever it makes of their times.
+// Changes of files by a root inside are told, whatever it makes of their times.
 func testChanges(t *testing.T, r *rig) {
 	r.ok("run", "fresh", "--", "sh", "-c", `rm /etc/motd 2>/dev/null; touch -r /etc/passwd /tmp/ref; echo x >>/etc/passwd; touch -r /tmp/ref /etc/passwd
 		rm /etc/issue; mkdir -p /opt/new; ln -s /etc/shadow /opt/new/link; printf x >"$(printf '/opt/new/esc\033[31m')"`)

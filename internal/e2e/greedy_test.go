@@ -102,7 +102,7 @@ func TestGreed(t *testing.T) {
 		})
 	}
 
-	// What it removed is given back to the host, and what sleeps is still there.
+	// The space it freed is given back to the host, and sandboxes that sleep are still there.
 	r.ok("sandbox", "stop", "greedy")
 	image := filepath.Join(r.dir, "data/sandboxes/greedy/disk.img")
 	var st unix.Stat_t

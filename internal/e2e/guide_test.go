@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands of a document print into it")
 
-// terminal is a shell in a folder, with the programs on its path. What is exported
-// and where it has gone to outlast a command.
+// terminal is a shell in a folder, with the programs on its path. Exported variables and the
+// folder outlast a command.
 type terminal struct {
 	dir, state string
 	suffix     string // of a sallyport.yaml: where its daemon has everything

@@ -166,8 +166,8 @@ func testEngineKilled(t *testing.T, w *ward) {
 			r := w.do(t.Context(), model.Op{Verb: model.Get, Name: "going"})
 			return r.State == "running" || r.State == "hibernated"
 		})
-		// What ran goes on running, and what slept can still go deeper: its container
-		// is older than the engine.
+		// Sandboxes that ran go on running, and those that slept can still go deeper: their
+		// containers are older than the engine.
 		w.whole("runs", "paused", "deep", "going")
 		for _, name := range []string{"paused", "deep"} {
 			if _, err := w.c.Hibernate(t.Context(), name); err != nil {
@@ -306,7 +306,7 @@ func TestRecover(t *testing.T) {
 			}
 		}, func() { r.must2(os.Rename(disk("spoilt")+".aside", disk("spoilt"))) }},
 	}
-	// What has ended is noticed each half minute: of all of these at once.
+	// Sandboxes that have ended are noticed each half minute: all of these at once.
 	r.ok("sandbox", "create", "left")
 	r.ok("sandbox", "create", "made")
 	r.ok("sandbox", "fork", "made", "forked")

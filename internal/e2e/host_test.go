@@ -18,8 +18,8 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// What a host has of a daemon, from its start under systemd's unit to its removal
-// without a trace: a small disk is not filled, a backup brings it all back.
+// A daemon on a host, from its start under systemd's unit to its removal without a trace: a
+// small disk is not filled, a backup brings it all back.
 func TestHost(t *testing.T) {
 	r := newRig(t, "")
 	data := filepath.Join(r.dir, "data")
@@ -84,7 +84,7 @@ func TestHost(t *testing.T) {
 		if out := r.ok("run", "agent", "--", "sh", "-c", "cat /root/f && head -c 8M /dev/zero > /root/more && rm /root/more"); out != "kept\n" {
 			t.Errorf("its neighbour says %q", out)
 		}
-		// What it removes makes room, and ends the refusal.
+		// Removing a file makes room, and ends the refusal.
 		if res := r.inside("greedy", "rm /root/full"); res.code != 0 {
 			t.Errorf("it cannot remove anything: %s", res)
 		}
@@ -256,7 +256,7 @@ func brim(t *testing.T, at string) {
 			t.Error(err)
 		}
 	})
-	// What is on its way to the disk takes blocks too, and gives some back.
+	// Data on its way to the disk takes blocks too, and gives some back.
 	for quiet := 0; quiet < 5; quiet++ {
 		for size := int64(1 << 30); size >= 4096; {
 			end, err := f.Seek(0, io.SeekEnd)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
@@ -120,7 +121,7 @@ func trustRegistry(t *testing.T, ca *testnet.CA) {
 // imageEvents are what the log has of images.
 func (r *rig) imageEvents() (said string) {
 	r.t.Helper()
-	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
+	for e, err := range auditlog.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{Kind: audit.KindLifecycle}) {
 		must.OK(r.t, err)
 		if strings.HasPrefix(e.Subject(), "image/") {
 			said += e.Message + "\n" + e.Detail + "\n"
@@ -145,9 +146,9 @@ func (r *rig) fails(want string, args ...string) string {
 	return res.stderr
 }
 
-// TestImages: an operator fetches an image with the broker's login, a sandbox of it
-// works behind the gateway, and it stays as long as that is there. What fails leaves
-// nothing, and no secret in any text.
+// TestImages: an operator fetches an image with the broker's login, a sandbox of it works
+// behind the gateway, and it stays as long as that is there. A failure leaves nothing, and no
+// secret in any text.
 func TestImages(t *testing.T) {
 	r := newRig(t, "- name: registry\nregistries:\n- {host: \""+imageRegistry+"\", authRef: registry}\n")
 	r.serve()

@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/memory"
 	"sallyport/sandbox"
@@ -147,9 +147,9 @@ func testKilledAsItWakes(t *testing.T, r *rig) {
 	r.more("agent")
 }
 
-// testPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on,
-// before the engine has noted that, and takes away what was in RAM. What the process
-// has written is ahead of the memory that it was woken with: that is given up, and said.
+// testPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on, before
+// the engine has noted that, and takes away what was in RAM. The process's writes are ahead of
+// the memory that it was woken with: that is given up, and said.
 func testPowerCutAsItWakes(t *testing.T, r *rig) {
 	r.ok("sandbox", "hibernate", "agent")
 	session := r.info("agent").Session
@@ -312,7 +312,7 @@ func (r *rig) pairs() {
 	r.t.Helper()
 	begins, ends, there := map[string]int{}, map[string]int{}, map[string]int{}
 	for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
-		var rec audit.Record
+		var rec auditlog.Record
 		must.OK(r.t, json.Unmarshal([]byte(line), &rec))
 		e := rec.Decision
 		x := e.Unmapped.Sallyport

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 
 	"sallyport/internal/test/database"
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/vaultcore"
 )
 
 // leakRules give one credential of each kind, from each source and exchange. %[1]s is the
@@ -46,6 +48,14 @@ egressAuth:
 - {destination: certificate.example.test, authRef: certificate, inject: {clientCertificate: {}}, upstream: *up}
 - {destination: client.example.test, authRef: client, upstream: *up}
 - {destination: login.example.test, authRef: login, upstream: *up}
+- {destination: token.example.test, methods: [POST], paths: [/oauth/token], authRef: login, inject: {tokenEndpoint: true}, upstream: *up}
+- {destination: placed.example.test, authRef: placed, inject: {placeholder: [header, query, path, body]}, upstream: *up}
+- {destination: rpc.example.test, authRef: rpc, inject: {header: {name: x-api-key, value: "{{ .token }}"}}, upstream: *up}
+- {destination: socket.example.test, authRef: socket, inject: {placeholder: [body]}, upstream: *up}
+- {destination: github.example.test, authRef: github, upstream: *up}
+- {destination: gcp.example.test, authRef: gcp, upstream: *up}
+- {destination: azure.example.test, authRef: azure, upstream: *up}
+- {destination: role.example.test, authRef: role, inject: {aws: {service: s3, region: eu-central-1}}, upstream: *up}
 - {destination: signed.example.test, authRef: signed, upstream: *up}
 - {destination: hmac.example.test, authRef: hmac, inject: {hmac: {key: "{{ .key }}", sign: "{method}\n{path}", headers: {X-Signature: "{signature}"}}}, upstream: *up}
 - {destination: aws.example.test, authRef: aws, inject: {aws: {service: s3, region: eu-central-1}}, upstream: *up}
@@ -61,7 +71,14 @@ credentials:
 - {name: body, placeholder: {env: BODY_KEY}}
 - {name: certificate, source: {file: %[1]s/from/certificate}}
 - {name: client, exchange: {oauth2: {tokenURL: "%[2]s", clientID: agent, clientAuth: post, roots: endpoint.pem}}}
-- {name: login, exchange: {oauth2: {tokenURL: "%[2]s", clientID: agent, clientAuth: post, grant: refreshToken, roots: endpoint.pem}}}
+- {name: login, exchange: {oauth2: {tokenURL: "%[2]s", clientID: agent, clientAuth: post, grant: refreshToken, roots: endpoint.pem}}, placeholder: {env: LOGIN_TOKEN}}
+- {name: placed, placeholder: {env: PLACED_KEY, like: sk-placed-}}
+- {name: rpc}
+- {name: socket, placeholder: {env: SOCKET_KEY}}
+- {name: github, exchange: {githubApp: {appID: "1", installationID: "2", url: "%[2]s/github", roots: endpoint.pem}}}
+- {name: gcp, source: {file: %[1]s/from/gcp}, exchange: {gcp: {scopes: [read], tokenURL: "%[2]s/gcp", roots: endpoint.pem}}}
+- {name: azure, exchange: {azure: {tenant: t, clientID: agent, scopes: ["https://graph.example.test/.default"], authority: "%[2]s/azure", roots: endpoint.pem}}}
+- {name: role, exchange: {aws: {roleARN: "arn:aws:iam::123456789012:role/agent", region: eu-central-1, url: "%[2]s/aws", roots: endpoint.pem}}}
 - {name: signed, exchange: {jwt: {algorithm: HS256, issuer: agents}}}
 - {name: hmac}
 - {name: aws}
@@ -85,7 +102,7 @@ while True: time.sleep(60)
 func carried(q *http.Request) (value string) {
 	body, _ := io.ReadAll(q.Body)
 	switch host, _, _ := strings.Cut(q.Host, "."); host {
-	case "header":
+	case "header", "rpc":
 		return q.Header.Get("X-Api-Key")
 	case "hmac":
 		return q.Header.Get("X-Signature")
@@ -99,6 +116,10 @@ func carried(q *http.Request) (value string) {
 		}
 	case "body":
 		return string(body)
+	case "placed":
+		return placed(q, string(body))
+	case "role":
+		return q.Header.Get("X-Amz-Security-Token")
 	case "certificate":
 		if len(q.TLS.PeerCertificates) == 1 {
 			return string(q.TLS.PeerCertificates[0].RawSubjectPublicKeyInfo)
@@ -119,15 +140,32 @@ func plantKey(t *testing.T) (ed25519.PrivateKey, string, string) {
 	return key, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), string(key.Seed())
 }
 
+// certifySSH has an authority certify a key for root, and returns the certificate's line and
+// the authority's.
+func certifySSH(t *testing.T, key ed25519.PrivateKey) (certificate, authority string) {
+	t.Helper()
+	_, ca, err := ed25519.GenerateKey(rand.Reader)
+	must.OK(t, err)
+	signer, err := ssh.NewSignerFromKey(ca)
+	must.OK(t, err)
+	public, err := ssh.NewPublicKey(key.Public())
+	must.OK(t, err)
+	c := &ssh.Certificate{Key: public, CertType: ssh.UserCert, ValidPrincipals: []string{"root"}, ValidBefore: ssh.CertTimeInfinity, Permissions: ssh.Permissions{Extensions: map[string]string{"permit-pty": ""}}}
+	must.OK(t, c.SignCert(rand.Reader, signer))
+	return string(ssh.MarshalAuthorizedKey(c)), string(ssh.MarshalAuthorizedKey(signer.PublicKey()))
+}
+
 // A credential of any kind, from any source and through any exchange, reaches its
 // upstream and stays out of all that a sandbox has and all that the host keeps.
 func TestCredentialLeaks(t *testing.T) {
 	r := newRig(t, "")
-	names := []string{"bearer", "header", "basic", "query", "cookie", "body", "client", "client's token", "login", "login's token", "login's next", "signed", "hmac", "aws", "db", "cache"}
+	names := []string{"bearer", "header", "basic", "query", "cookie", "body", "client", "client's token", "login", "login's token", "login's next", "signed", "hmac", "aws", "db", "cache", "placed", "rpc", "socket",
+		"github's token", "gcp's token", "azure", "azure's token", "role", "role's secret", "role's session"}
 	values := map[string]string{}
 	for _, name := range names {
 		values[name] = "sk+" + rand.Text() + "/%=&~"
 	}
+	values["placed"] = "sk+" + rand.Text() + "=&~" // which a path can hold
 	canaries := map[string]string{"on disk": "canary-" + rand.Text(), "kept": "canary-" + rand.Text(), "in a path": "canary-" + rand.Text()}
 
 	// The sources.
@@ -144,23 +182,18 @@ func TestCredentialLeaks(t *testing.T) {
 	must.OK(t, err)
 	r.write("from/certificate/certificate", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
 	r.write("from/certificate/key", shownPEM)
-	vault := startVault(t, values["cookie"])
+	vault := vaultcore.Start(t, map[string]any{"token": values["cookie"]})
 
-	// The token endpoint.
-	endpoint := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		answer := map[string]any{"token_type": "Bearer", "expires_in": 3600}
-		switch {
-		case q.FormValue("client_secret") == values["client"]:
-			answer["access_token"] = values["client's token"]
-		case q.FormValue("refresh_token") == values["login"]:
-			answer["access_token"], answer["refresh_token"] = values["login's token"], values["login's next"]
-		default:
-			http.Error(w, `{"error":"invalid_grant"}`, http.StatusBadRequest)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(answer)
-	}))
+	appKey, line := plantRSA(t)
+	values["github"] = line
+	account, line := plantRSA(t)
+	values["gcp"] = line
+	text, err := json.Marshal(map[string]string{"type": "service_account", "client_email": "agent@example.test", "private_key": account})
+	must.OK(t, err)
+	r.write("from/gcp", string(text))
+
+	// The token endpoints.
+	endpoint := httptest.NewTLSServer(issuers(values))
 	defer endpoint.Close()
 	r.write("endpoint.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: endpoint.Certificate().Raw})))
 
@@ -169,7 +202,7 @@ func TestCredentialLeaks(t *testing.T) {
 	saw := map[string]string{}
 	mux := http.NewServeMux()
 	for name, echo := range echoes {
-		mux.HandleFunc("/"+strings.ReplaceAll(name, " ", "-"), func(w http.ResponseWriter, q *http.Request) {
+		handler := func(w http.ResponseWriter, q *http.Request) {
 			host, _, _ := strings.Cut(q.Host, ".")
 			value := carried(q)
 			mu.Lock()
@@ -179,11 +212,24 @@ func TestCredentialLeaks(t *testing.T) {
 				value = "a certificate"
 			}
 			echo(w, value)
-		})
+		}
+		mux.HandleFunc("/"+strings.ReplaceAll(name, " ", "-"), handler)
+		mux.HandleFunc("/"+strings.ReplaceAll(name, " ", "-")+"/", handler) // a placeholder follows
 	}
-	hosts := []string{"bearer", "header", "basic", "query", "cookie", "body", "certificate", "client", "login", "signed", "hmac", "aws"}
+	note := func(host, value string) {
+		mu.Lock()
+		defer mu.Unlock()
+		saw[host] = value
+	}
+	mux.HandleFunc("/leak.Echo/Say", func(w http.ResponseWriter, q *http.Request) {
+		value := carried(q)
+		note("rpc", value)
+		sayRPC(w, value)
+	})
+	mux.HandleFunc("/socket", func(w http.ResponseWriter, q *http.Request) { note("socket", saySocket(w, q)) })
+	hosts := []string{"bearer", "header", "basic", "query", "cookie", "body", "certificate", "client", "login", "signed", "hmac", "aws", "placed", "github", "gcp", "azure", "role"}
 	zone, sites := map[string][]netip.Addr{}, []string{}
-	for _, host := range append(hosts, "git", "db", "cache") {
+	for _, host := range append(hosts, "git", "db", "cache", "rpc", "socket", "token") {
 		sites = append(sites, host+".example.test")
 		zone[host+".example.test"] = []netip.Addr{netip.MustParseAddr(upstreamAddress)}
 	}
@@ -200,10 +246,9 @@ func TestCredentialLeaks(t *testing.T) {
 	login, loginPEM, seed := plantKey(t)
 	values["git"] = seed
 	_, hostKey := r.sshServer(r.dir)
-	line, err := ssh.NewPublicKey(login.Public())
-	must.OK(t, err)
-	r.write("authorized", string(ssh.MarshalAuthorizedKey(line)))
-	r.write("loginkey", loginPEM) // which the server sends back
+	signedKey, authority := certifySSH(t, login)
+	r.write("authorized", "cert-authority "+authority) // no key alone
+	r.write("loginkey", loginPEM)                      // which the server sends back
 	db := database.Postgres(t, &leaf)
 	db.SQL("create role agent login password '"+values["db"]+"'", "create table sent as select '"+values["db"]+"' as key", "grant select on sent to agent")
 	r.relay(5432, db.Port)
@@ -211,19 +256,22 @@ func TestCredentialLeaks(t *testing.T) {
 	must.OK(t, exec.Command("redis-cli", "-p", fmt.Sprint(cache.Port), "--tls", "--insecure", "--no-auth-warning", "--user", "agent", "--pass", values["cache"], "set", "sent", values["cache"]).Run())
 	r.relay(6379, cache.Port)
 
-	r.configure(baseConfig, fmt.Sprintf(leakRules, r.dir, endpoint.URL, hostKey)+fmt.Sprintf(
-		"vault: {address: %q, roots: %q, auth: {appRole: {roleID: %q, secretIDFile: %q}}}\n", vault.Address, vault.CAFile, vault.RoleID, filepath.Join(vault.dir, "secret-id")))
+	r.configure(baseConfig, fmt.Sprintf(leakRules, r.dir, endpoint.URL, hostKey)+vaultLogin(vault))
 	r.up()
 	accessKey := "AKIA" + rand.Text()[:16]
 	if res := r.feed(accessKey+"\n"+values["aws"]+"\n", "secret", "set", "aws", "--field", "accessKeyId", "--field", "secretAccessKey"); res.code != 0 {
 		t.Fatal(res)
 	}
-	for name, field := range map[string]string{"bearer": "token", "body": "token", "client": "clientSecret", "login": "refreshToken", "signed": "key", "hmac": "key", "git": "privateKey", "db": "token", "cache": "token"} {
-		value := values[name]
-		if name == "git" {
-			value = loginPEM
-		}
-		if res := r.feed(value+"\n", "secret", "set", name, "--field", field); res.code != 0 {
+	r.write("sshkey", loginPEM)
+	r.write("sshcertificate", signedKey)
+	r.write("appkey", appKey)
+	r.ok("secret", "set", "git", "--file", "privateKey="+filepath.Join(r.dir, "sshkey"), "--file", "certificate="+filepath.Join(r.dir, "sshcertificate"))
+	r.ok("secret", "set", "github", "--file", "privateKey="+filepath.Join(r.dir, "appkey"))
+	if res := r.feed("AKIA"+rand.Text()[:16]+"\n"+values["role"]+"\n", "secret", "set", "role", "--field", "accessKeyId", "--field", "secretAccessKey"); res.code != 0 {
+		t.Fatal(res)
+	}
+	for name, field := range map[string]string{"placed": "token", "rpc": "token", "socket": "token", "azure": "clientSecret", "bearer": "token", "body": "token", "client": "clientSecret", "login": "refreshToken", "signed": "key", "hmac": "key", "db": "token", "cache": "token"} {
+		if res := r.feed(values[name]+"\n", "secret", "set", name, "--field", field); res.code != 0 {
 			t.Fatalf("%s: %s", name, res)
 		}
 	}
@@ -250,15 +298,31 @@ func TestCredentialLeaks(t *testing.T) {
 		switch host {
 		case "body":
 			shell += `-H 'Content-Type: text/plain' -d "$BODY_KEY" `
-		case "aws":
+		case "placed":
+			shell += `-H "X-Api-Key: $PLACED_KEY" -d "token=$PLACED_KEY" `
+		case "aws", "role":
 			shell += "--aws-sigv4 aws:amz:eu-central-1:s3 --user none:none "
 		}
 		for _, name := range leakEchoes {
-			shell += "https://" + host + ".example.test/" + strings.ReplaceAll(name, " ", "-") + " "
+			shell += "https://" + host + ".example.test/" + strings.ReplaceAll(name, " ", "-")
+			if host == "placed" {
+				shell += `/"$PLACED_KEY"?key="$PLACED_KEY"`
+			}
+			shell += " "
 		}
 		if got := run(shell); strings.Count(got, " 200") < len(leakEchoes) {
 			t.Errorf("%s: got %s", host, got)
 		}
+	}
+	if got := run("printf '\\0\\0\\0\\0\\0' | curl -sS -i -m 30 --http2 -H 'Content-Type: application/grpc' -H 'Te: trailers' --data-binary @- -o - https://rpc.example.test/leak.Echo/Say"); !strings.Contains(got, "HTTP/2 200") || !strings.Contains(got, "****") {
+		t.Errorf("gRPC: %q", got)
+	}
+	res := r.feed(speaking, "run", "agent", "--", "python3", "-")
+	if printed.WriteString(res.stdout); !strings.Contains(res.stdout, "**** ****") {
+		t.Errorf("a WebSocket: %s", res)
+	}
+	if got := run("curl -sS -m 30 -d 'grant_type=refresh_token&refresh_token=mine' https://token.example.test/oauth/token; echo; echo \"$LOGIN_TOKEN\""); !strings.Contains(got, `"access_token":"sallyport:login:`) {
+		t.Errorf("the token endpoint: %s", got)
 	}
 	const programsInside = "cd /root/clients && export LD_LIBRARY_PATH=. && "
 	if got := run(programsInside + "./ssh root@git.example.test 'echo it is; cat " + filepath.Join(r.dir, "loginkey") + "'"); !strings.Contains(got, "it is") {
@@ -271,10 +335,12 @@ func TestCredentialLeaks(t *testing.T) {
 		t.Errorf("redis-cli: %s", got)
 	}
 	mu.Lock()
-	for _, host := range hosts {
+	for _, host := range append(hosts, "rpc", "socket") {
 		want := values[host]
 		switch host {
-		case "client", "login":
+		case "role":
+			want = values["role's session"]
+		case "client", "login", "github", "gcp", "azure":
 			want = values[host+"'s token"]
 		case "certificate":
 			want = string(public)
@@ -317,7 +383,7 @@ func TestCredentialLeaks(t *testing.T) {
 		}
 	}
 
-	// What stays: on the sandbox's disk, in its memory, and in the audit log.
+	// The places that stay: on the sandbox's disk, in its memory, and in the audit log.
 	run("echo " + canaries["on disk"] + " > /root/canary; curl -sS https://bearer.example.test/" + canaries["in a path"])
 	script := fmt.Sprintf(keeping, hidden(canaries["kept"]))
 	if res := r.feed(script, "run", "agent", "--", "sh", "-c", "cat > /root/keep.py; setsid python3 /root/keep.py </dev/null >/dev/null 2>&1 &"); res.code != 0 {
@@ -359,5 +425,13 @@ func TestCredentialLeaks(t *testing.T) {
 	search("the audit segments", folder(filepath.Join(data, "audit")), "in a path")
 	search("the data directory", folder(data), "on disk", "in a path")
 	search("the run-time directory", folder(filepath.Join(r.dir, "run")))
+
+	// The gateway's process crashes with secrets in its memory, and says where it was.
+	pid := r.gatewayPID()
+	must.OK(t, syscall.Kill(pid, syscall.SIGQUIT))
+	r.await("another process of the gateway", func() bool { now := r.gateway(); return now.PID != 0 && now.PID != pid })
+	if !strings.Contains(r.logged(), "goroutine ") {
+		t.Errorf("the crash is not in the log: the search proves nothing:\n%s", r.logged())
+	}
 	r.said(t, h, "/hexadecimal", absent)
 }

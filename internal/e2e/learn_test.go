@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	"sallyport/policy/learn"
@@ -136,7 +136,7 @@ func TestLearn(t *testing.T) {
 	// The record has what was in force when.
 	var revisions, states []string
 	for line := range strings.Lines(r.ok("audit", "query", "-o", "json")) {
-		var e audit.Record
+		var e auditlog.Record
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}

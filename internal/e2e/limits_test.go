@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/api"
 	"sallyport/internal/test/must"
 )
@@ -127,7 +128,7 @@ func TestLimitsSurvive(t *testing.T) {
 		t.Errorf("after it was reset and killed: %+v", list)
 	}
 	resets := 0
-	for e, err := range audit.Read(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
+	for e, err := range auditlog.Read(t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{Kind: audit.KindLifecycle}) {
 		must.OK(t, err)
 		if s := e.Unmapped.Sallyport; s.State == "reset" {
 			resets++

@@ -18,8 +18,8 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// Bounds of TestListeners. What any listener keeps of connections that say nothing is
-// less than half of those that are opened to it.
+// Bounds of TestListeners. Any listener keeps less than half of the connections that are
+// opened to it and say nothing.
 const (
 	idleEach = 1300
 	keptEach = 600

@@ -2,21 +2,24 @@ package e2e
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/ondisk"
 	"sallyport/internal/test/testnet"
 	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
 )
 
-// memoryConfig trusts api.example.test only; embeddings are asked by way of the gateway.
+// memoryConfig trusts api.example.test only; models are asked by way of the gateway.
 const memoryConfig = `
 proxy: {listen: "127.0.0.1:3128"}
 memory:
@@ -24,6 +27,7 @@ memory:
   client: memory
   tokenFile: memory.token
   embeddings: {url: "https://models.example.test/v1/embeddings", model: test-embedding}
+  summaries: {url: "https://models.example.test/v1/chat/completions", model: test-chat}
 `
 
 // A sandbox's memory has a version for each change, with its cause; what was written after
@@ -41,7 +45,7 @@ egress:
 	r.configure(baseConfig, authored+memoryConfig)
 	r.serveSites(hostMux{
 		"news.example.test":   testnet.API(testnet.KeyOf(r.key)),
-		"models.example.test": testnet.RequireKey(testnet.KeyOf(r.key), http.HandlerFunc(embeddings)),
+		"models.example.test": testnet.RequireKey(testnet.KeyOf(r.key), models()),
 	})
 	r.write("memory.token", "not yet")
 	r.up()
@@ -126,7 +130,7 @@ egress:
 	if out := mem("search", demo, "lamp", "-n", "1"); !strings.Contains(out, "green") || strings.Contains(out, "untrusted") {
 		t.Errorf("after the contact was over: %s", out)
 	}
-	// What is trusted is reloaded.
+	// memory.trusted is reloaded.
 	r.configure(baseConfig, authored+strings.Replace(memoryConfig, "[api.example.test]", `[api.example.test, "*.example.test"]`, 1))
 	r.ok("reload")
 	if out := mem("search", demo, "harbour"); !strings.Contains(out, "nine") || strings.Contains(out, "untrusted") {
@@ -140,6 +144,18 @@ egress:
 	if _, err := os.Stat(r.memory(demo, "memories/key.md")); err == nil {
 		t.Error("the file with the secret is still there")
 	}
+	nowhere := func(secret string) {
+		t.Helper()
+		if found := ondisk.Find(t, filepath.Join(r.dir, "data"), secret); len(found) > 0 {
+			t.Errorf("the secret is in %q", found)
+		}
+	}
+	nowhere(r.key)
+	if res := r.sallyport("memory", "append_turn", demo, "user", "The key is "+r.key); res.code == 0 || !strings.Contains(res.stderr, "in quarantine") || strings.Contains(res.stderr, r.key) {
+		t.Errorf("a turn with a secret: %s", res)
+	}
+	contains(mem("store", demo, "Use "+r.key), "is in quarantine", "credential key")
+	nowhere(r.key)
 	// A secret that is set later leaves what was written before.
 	do(demo, "echo 'The sesame is opal-otter-9041-mirror.' > /memory/memories/later.md")
 	mem("history", demo)
@@ -147,6 +163,8 @@ egress:
 		t.Fatalf("setting the secret: %s", res)
 	}
 	must.Soon(t, "the file to leave the memory", func() bool { return strings.Contains(mem("list_quarantine", demo), "memories/later.md") })
+	mem("history", demo)
+	nowhere("opal-otter-9041-mirror")
 	r.setKey()
 	if out := r.ok("audit", "query", "--text", "secret-in-memory", "--sandbox", demo); !strings.Contains(out, "FINDING  secret-in-memory") || strings.Contains(out, "packet") {
 		t.Errorf("the finding: %s", out)
@@ -174,6 +192,13 @@ egress:
 	do(demo, "test ! -e /memory/storm.md && echo storm > /memory/storm.md")
 	r.ok("sandbox", "restore", demo, "calm")
 	contains(mem("history", demo), "removed storm.md", "restore calm")
+
+	// Old entries become summaries of the model's, which has the key from the gateway only.
+	mem("store", demo, "The build of Oslo took 12 minutes.")
+	time.Sleep(time.Second) // entries have whole seconds
+	contains(mem("compact", demo, "--older-than", "0s"), "memories/summaries/observation", "in place of 1 entry")
+	contains(r.inside(demo, "cat /memory/memories/summaries/observation*").stdout, "A model's words about Oslo.", "12 minutes")
+	contains(r.ok("audit", "query", "--text", "/v1/chat/completions"), "models.example.test")
 
 	// Without the model of the embeddings, words are searched.
 	r.write("memory.token", "wrong")
@@ -229,6 +254,22 @@ func quarantineID(t *testing.T, text, path string) string {
 	}
 	t.Fatalf("%s is not in quarantine: %s", path, text)
 	return ""
+}
+
+// models stands in for an endpoint of models.
+func models() http.Handler {
+	m := http.NewServeMux()
+	m.HandleFunc("POST /v1/embeddings", embeddings)
+	m.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(r.Body)
+		if err != nil || !strings.Contains(string(text), "The build of Oslo") {
+			http.Error(w, "nothing to summarize", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices": [{"message": {"role": "assistant", "content": "- A model's words about Oslo."}}]}`)
+	})
+	return m
 }
 
 // embeddings are of a model to which a motorcar is a car.

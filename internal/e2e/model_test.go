@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/model"
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
@@ -172,7 +173,7 @@ func (r *rig) small() {
 // history is what the log has of sandboxes, but for the commands that ran in them.
 func (r *rig) history() (list []model.Event) {
 	r.t.Helper()
-	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
+	for e, err := range auditlog.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{Kind: audit.KindLifecycle}) {
 		must.OK(r.t, err)
 		if x := e.Unmapped.Sallyport; x.SandboxID != "" && x.State != sandbox.CommandEvent && x.Memory == nil {
 			list = append(list, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
@@ -181,8 +182,8 @@ func (r *rig) history() (list []model.Event) {
 	return list
 }
 
-// TestModel: eight clients do 80 things at random to ten sandboxes, 200 in a soak. What each is
-// told, what is there in the end, and the log, agree with a simple model of a
+// TestModel: eight clients do 80 things at random to ten sandboxes, 200 in a soak. The answers
+// that each gets, the sandboxes in the end, and the log, agree with a simple model of a
 // sandbox. SALLYPORT_SEED plays the same again, as far as chance allows.
 func TestModel(t *testing.T) {
 	r := newRig(t, "")

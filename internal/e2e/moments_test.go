@@ -41,9 +41,9 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 	r.up()
 	r.setKey()
 	arrived, err := r.host.Capture(func(f testnet.Frame) bool {
-		// What comes from outside for a process that has just been killed, as an answer
-		// to a question of names, the host's kernel refuses in its own name. No sandbox
-		// has that name: nothing here rewrites addresses.
+		// A packet from outside for a process that has just been killed, as an answer to a
+		// question of names, is refused by the host's kernel in its own name. No sandbox has
+		// that name: nothing here rewrites addresses.
 		return f.Protocol != 1 || f.From.Addr().String() != "198.51.100.1"
 	})
 	must.OK(t, err)

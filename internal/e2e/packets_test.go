@@ -220,7 +220,7 @@ func unguard(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// What the datapath set on the bridge's ports, back to the kernel's defaults.
+	// The datapath's settings of the bridge's ports, back to the kernel's defaults.
 	for flag, value := range map[string]string{"learning": "1", "unicast_flood": "1", "multicast_flood": "1", "broadcast_flood": "1", "isolated": "0", "neigh_suppress": "0"} {
 		ports, _ := filepath.Glob("/sys/class/net/spe2e0/brif/*/" + flag)
 		for _, p := range ports {

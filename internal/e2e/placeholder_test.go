@@ -40,8 +40,8 @@ except urllib.error.HTTPError as e:
 print(a.status, a.read().decode())
 `
 
-// A sandbox's commands hold a placeholder, which is worth nothing but where the credential
-// is given; a fork has its own, and its parent's is known too. What was sent before the
+// A sandbox's commands hold a placeholder, which is worth nothing but where the credential is
+// given; a fork has its own, and its parent's is known too. A secret that was sent before the
 // worker or the daemon ended, or by the parent, is not shown after it.
 func TestPlaceholderAndWhatWasSentBefore(t *testing.T) {
 	r := newRig(t, "")

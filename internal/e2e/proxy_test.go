@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -171,13 +170,7 @@ func TestCorporateProxy(t *testing.T) {
 // network.
 func startProxy(t *testing.T, r *rig, h *testnet.Host, name string, port int) (url string, end func()) {
 	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skipf("%v: run internal/setup/setup.sh test", err)
-	}
+	path := must.Program(t, name)
 	scheme, args := "socks5", []string{"-i", h.Addr().String(), "-p", fmt.Sprint(port), "-u", corporateUser, "-P", corporatePassword}
 	if name == "tinyproxy" {
 		r.write("tinyproxy.conf", fmt.Sprintf("Port %d\nListen %s\nTimeout 60\nMaxClients 20\nLogLevel Warning\nBasicAuth %s %s\n", port, h.Addr(), corporateUser, corporatePassword))

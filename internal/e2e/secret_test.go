@@ -64,9 +64,9 @@ for pid in sorted(int(p) for p in os.listdir("/proc") if p.isdigit()):
     except OSError as e: put(b"failed", pid, str(e).encode())
 `
 
-// A secret never enters a sandbox: not its memory, disk, environment or
-// checkpoint; and it is in no log, no metric and nowhere on the host's disk in
-// the clear. What was put there on purpose is found in each of these places.
+// A secret never enters a sandbox: not its memory, disk, environment or checkpoint; and it is
+// in no log, no metric and nowhere on the host's disk in the clear. A text put there on
+// purpose is found in each of these places.
 func TestNoSecretInside(t *testing.T) {
 	r := newRig(t, "")
 	// With what base64, hexadecimal and URL encoding spell differently.
@@ -79,7 +79,7 @@ func TestNoSecretInside(t *testing.T) {
 	for _, name := range []string{"on disk", "packed", "remembered", "in the spec", "in an environment", "in a command line", "held", "held coded", "in a path"} {
 		values[name] = "canary-" + rand.Text()
 	}
-	// What a request says beside its path is in no record.
+	// The rest of a request beside its path is in no record.
 	unrecorded := []string{"a query value", "a header", "a cookie", "a body", "userinfo", "a query value refused", "a body refused"}
 	for _, name := range unrecorded {
 		values[name] = "canary-" + rand.Text()

@@ -14,8 +14,9 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// A sink is added by a reload, gets what is recorded, and holds the data path while too
-// much waits for it. What it missed comes when it is back, over a crash of the daemon too.
+// A sink is added by a reload, gets what is recorded, and holds the data path while too much
+// waits for it. The records that it missed come when it is back, over a crash of the daemon
+// too.
 func TestSinks(t *testing.T) {
 	r, client := newProxyRig(t)
 	var mu sync.Mutex

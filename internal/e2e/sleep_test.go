@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -55,7 +55,7 @@ func (r *rig) control() *client.Client {
 func (r *rig) states(name string) (list []string) {
 	r.t.Helper()
 	for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json", "--sandbox", name)) {
-		var rec audit.Record
+		var rec auditlog.Record
 		if err := json.Unmarshal([]byte(line), &rec); err != nil {
 			r.t.Fatalf("%v: %s", err, line)
 		}

@@ -39,12 +39,7 @@ type operator struct {
 func newOperator(t *testing.T, dir, name string) *operator {
 	t.Helper()
 	for _, program := range []string{"ssh", "scp", "sftp"} {
-		if _, err := exec.LookPath(program); err != nil {
-			if os.Getenv("CI") == "true" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
-		}
+		must.Program(t, program)
 	}
 	public, private, err := ed25519.GenerateKey(nil)
 	must.OK(t, err)
@@ -205,7 +200,7 @@ func TestSSH(t *testing.T) {
 	t.Run("withdrawn", func(t *testing.T) { testSSHWithdrawn(t, r, alice, bob) })
 }
 
-// Whoever is refused is told the same, after the same time.
+// A refused client is told the same, after the same time.
 func testSSHRefused(t *testing.T, r *rig, alice, bob *operator) {
 	mallory := newOperator(t, r.dir, "mallory")
 	for what, tt := range map[string]struct {
@@ -323,7 +318,7 @@ func testSSHRecord(t *testing.T, r *rig) {
 	}
 }
 
-// What goes on by a key ends with it, and so it does with the policy's word.
+// A session by a key ends with it, and so it does with the policy's word.
 func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 	stays := func(o *operator) (ended <-chan error, stop func()) {
 		c := exec.Command("ssh", append(o.options(), "demo@127.0.0.1", "echo begun; sleep 60")...)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 )
 
@@ -87,13 +88,13 @@ func TestSSHDrain(t *testing.T) {
 	r.await("the daemon's end", func() bool { return syscall.Kill(r.daemon.PID(), 0) != nil })
 
 	how := map[string]string{}
-	for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{}, 0) {
+	for record, err := range auditlog.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{}, 0) {
 		switch {
 		case err != nil:
 			t.Fatal(err)
 		case record.Decision == nil || record.Decision.ClassUID != audit.ClassSSH:
 		case record.Completion == nil:
-			t.Errorf("a decision without a completion: %s", audit.Line(record))
+			t.Errorf("a decision without a completion: %s", auditlog.Line(record))
 		default:
 			d := record.Decision
 			how[d.Actor.User.Name+" "+d.Unmapped.Sallyport.Protocol] = record.Completion.Detail

@@ -49,8 +49,7 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 	stop := begin(alice, "localhost:8000")
 	r.await("the server inside", func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
 	stop()
-	// What listens for the sandbox alone is reached, and by the sandbox's own address
-	// what listens there.
+	// A server for the sandbox alone is reached, and one on the sandbox's own address by that.
 	address := strings.Fields(strings.Split(r.ok("sandbox", "get", "demo"), "\n")[1])[4]
 	listening := map[string][]string{
 		"127.0.0.1": {"localhost:8012", "127.0.0.1:8012"},
@@ -70,7 +69,7 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 			stop()
 		}
 	}
-	// What is open breaks off when the sandbox goes to sleep, and the next wakes it.
+	// A forwarded connection breaks off when the sandbox goes to sleep, and the next wakes it.
 	r.ok("sandbox", "exec", "demo", "-d", "--", "python3", "-c", greeter)
 	stop = begin(alice, "localhost:8005")
 	greeted := make([]byte, len("hello\n"))

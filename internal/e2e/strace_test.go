@@ -143,7 +143,7 @@ func TestWriteAhead(t *testing.T) {
 	trail := filepath.Join(r.dir, "data/audit") + "/"
 	writes := func(name string) bool { return strings.Contains(name, "write") || strings.HasPrefix(name, "send") }
 
-	// What left, by the first of each kind.
+	// The packets that left, by the first of each kind.
 	left := map[string]call{}
 	sockets := map[string]string{} // of connected sockets, by "fd<socket:[inode]>"
 	for _, c := range calls {

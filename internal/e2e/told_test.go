@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/api"
 	"sallyport/internal/test/must"
 )
@@ -36,7 +37,7 @@ func testReloadTells(t *testing.T, r *rig) {
 			}
 		}
 		for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
-			var e audit.Record
+			var e auditlog.Record
 			must.OK(t, json.Unmarshal([]byte(line), &e))
 			if e := e.Decision; e.Unmapped.Sallyport.State == "selected" && strings.HasSuffix(e.Detail, "by name what was there before them: agent") && e.SeverityID == audit.SeverityMedium {
 				is.selectedEvents++

@@ -23,7 +23,7 @@ func testUnstartable(t *testing.T, r *rig) {
 		t.Fatal(res)
 	}
 	r.ok("sandbox", "stop", "agent")
-	// What the engine mounts in every sandbox is not there.
+	// A file that the engine mounts in every sandbox is not there.
 	needed := filepath.Join(r.dir, "data/runtime/resolv.conf")
 	must.OK(t, os.Rename(needed, needed+".away"))
 	if res := r.sallyport("sandbox", "exec", "agent", "--", "true"); res.code == 0 || !strings.Contains(res.stderr, "sallyport sandbox cp") {

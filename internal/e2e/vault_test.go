@@ -3,8 +3,6 @@ package e2e
 import (
 	"bytes"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -13,39 +11,25 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"sallyport/internal/test/database"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
+	"sallyport/internal/test/vaultcore"
 )
 
-// vaultTTL is how long a secret of Vault's is used before Vault is asked again,
-// as README.md of examples/vault promises.
-const vaultTTL = 30 * time.Second
-
-// vaultServer is the real server core of examples/vault, started as its README
-// says.
-type vaultServer struct {
-	dir    string
-	client *http.Client
-
-	Address   string `json:"address"`
-	RootToken string `json:"rootToken"`
-	RoleID    string `json:"roleID"`
-	UnsealKey string `json:"unsealKey"`
-	CAFile    string `json:"caFile"`
-}
-
-func startVault(t *testing.T, secret string) *vaultServer {
+// runVault starts the server of examples/vault as its README says, in a folder.
+func runVault(t *testing.T, dir, secret string) {
 	t.Helper()
-	s := &vaultServer{dir: filepath.Join(t.TempDir(), "vault")}
 	fields, err := json.Marshal(map[string]string{"token": secret})
 	must.OK(t, err)
 	var said bytes.Buffer
-	c := exec.Command("../../examples/vault/run.sh", s.dir)
+	c := exec.Command("../../examples/vault/run.sh", dir)
 	c.Stdin, c.Stdout, c.Stderr = bytes.NewReader(fields), &said, &said
 	must.OK(t, c.Start())
 	ended := make(chan struct{})
@@ -59,10 +43,8 @@ func startVault(t *testing.T, secret string) *vaultServer {
 		}
 	})
 	for deadline := time.Now().Add(6 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		text, err := os.ReadFile(filepath.Join(s.dir, "ready.json"))
-		if err == nil {
-			must.OK(t, json.Unmarshal(text, s))
-			break
+		if _, err := os.Stat(filepath.Join(dir, "ready.json")); err == nil {
+			return
 		}
 		select {
 		case <-ended:
@@ -73,84 +55,40 @@ func startVault(t *testing.T, secret string) *vaultServer {
 			t.Fatalf("no Vault within six minutes: %s", said.String())
 		}
 	}
-	root, err := os.ReadFile(s.CAFile)
-	must.OK(t, err)
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(root)
-	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
-	return s
 }
 
-// call uses Vault's own API with the root token.
-func (s *vaultServer) call(t *testing.T, method, path string, in, out any) {
-	t.Helper()
-	body, err := json.Marshal(in)
-	must.OK(t, err)
-	req, err := http.NewRequest(method, s.Address+"/v1/"+path, bytes.NewReader(body))
-	must.OK(t, err)
-	req.Header.Set("X-Vault-Token", s.RootToken)
-	resp, err := s.client.Do(req)
-	must.OK(t, err)
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		t.Fatalf("%s %s: %s", method, path, resp.Status)
-	}
-	if out == nil {
-		return
-	}
-	must.OK(t, json.NewDecoder(resp.Body).Decode(out))
+// vaultLogin is the configuration that reads a Vault with its AppRole.
+func vaultLogin(v *vaultcore.Server) string {
+	return fmt.Sprintf("vault: {address: %q, roots: %q, auth: {appRole: {roleID: %q, secretIDFile: %q}}}\n", v.Address, v.CAFile, v.RoleID, v.File("secret-id", v.SecretID))
 }
 
-func (s *vaultServer) put(t *testing.T, secret string) {
-	s.call(t, "POST", "secret/data/openai", map[string]any{"data": map[string]string{"token": secret}}, nil)
-}
-
-// A credential whose secret is in Vault works, follows Vault, and fails closed
-// with it, alone.
+// A credential whose secret is in Vault works, follows Vault at once where it is to, and
+// fails closed with it, alone.
 func TestVault(t *testing.T) {
 	r := newRig(t, "")
 	secrets := []string{"sk-vault-first-0123456789", "sk-vault-second-0123456789"}
-	v := startVault(t, secrets[0])
+	v := vaultcore.Start(t, map[string]any{"token": secrets[0]})
 
 	rules := strings.Replace(ruleConfig, "egress:", `- destination: vault.example.test
   authRef: openai
   upstream: {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
-egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, field: token}}\n"
-	login := func(auth string) string {
-		return fmt.Sprintf("vault: {address: %q, roots: %q, auth: {%s}}\n", v.Address, v.CAFile, auth)
-	}
-	r.configure(baseConfig, rules+login(fmt.Sprintf("appRole: {roleID: %q, secretIDFile: %q}", v.RoleID, filepath.Join(v.dir, "secret-id"))))
+egress:`, 1) + "- name: openai\n  cache: 0s\n  source: {vault: {path: secret/data/openai, field: token}}\n"
+	r.configure(baseConfig, rules+vaultLogin(v))
 	r.serveSites(hostMux{"vault.example.test": testnet.API(testnet.KeyOf(""))})
 	r.up()
 	r.setKey()
 	r.ok("run", "agent", "--", "true")
 
 	fetch := func() string { return r.inside("agent", "curl -sS -i -m 20 https://vault.example.test/").stdout }
-	sends := func(what, secret string, within time.Duration) {
+	sends := func(what, secret string) {
 		t.Helper()
-		began := time.Now()
-		want := `"key_sha256":"` + idOf(secret) + `"`
-		got := ""
-		for time.Since(began) < within+5*time.Second {
-			if got = fetch(); strings.Contains(got, want) {
-				t.Logf("%s: after %.1f s", what, time.Since(began).Seconds())
-				return
-			}
-			time.Sleep(200 * time.Millisecond)
+		if got := fetch(); !strings.Contains(got, `"key_sha256":"`+idOf(secret)+`"`) {
+			t.Fatalf("%s: got %s\n%s", what, got, r.logged())
 		}
-		t.Fatalf("%s: not within %v: %s\n%s", what, within, got, r.logged())
 	}
-	fails := func(what, why string, within time.Duration) {
+	fails := func(what, why string) {
 		t.Helper()
-		began := time.Now()
-		got := ""
-		for time.Since(began) < within+5*time.Second {
-			if got = fetch(); strings.Contains(got, " 503 ") {
-				break
-			}
-			time.Sleep(200 * time.Millisecond)
-		}
-		t.Logf("%s: after %.1f s", what, time.Since(began).Seconds())
+		got := fetch()
 		for _, want := range []string{" 503 ", `credential "openai"`, why, "An operator must"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("%s: got %s, want %q", what, got, want)
@@ -161,33 +99,23 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 		}
 	}
 
-	sends("injected", secrets[0], 0)
-	v.put(t, secrets[1])
-	sends("rotated", secrets[1], vaultTTL)
+	sends("injected", secrets[0])
+	v.Write("secret/data/openai", map[string]any{"data": map[string]string{"token": secrets[1]}})
+	sends("rotated", secrets[1])
 
-	// What is used after its time is up is asserted where time can be made to pass; a
-	// reload forgets what was read.
-	v.call(t, "PUT", "sys/seal", nil, nil)
-	r.reload()
-	fails("sealed", "cannot be reached", 0)
-	v.call(t, "PUT", "sys/unseal", map[string]string{"key": v.UnsealKey}, nil)
-	sends("unsealed", secrets[1], 5*time.Second)
+	v.Write("sys/seal", nil)
+	fails("sealed", "cannot be reached")
+	v.Write("sys/unseal", map[string]any{"key": v.UnsealKey})
+	r.await("what was sealed", func() bool { return strings.Contains(fetch(), idOf(secrets[1])) })
 
-	// A token that something else keeps fresh, until it is revoked. A reload
-	// forgets what was read.
-	var token struct {
-		Auth struct {
-			Token string `json:"client_token"`
-		} `json:"auth"`
-	}
-	v.call(t, "POST", "auth/token/create", map[string]any{"policies": []string{"sallyport"}}, &token)
-	r.write("token", token.Auth.Token)
-	r.configure(baseConfig, rules+login("tokenFile: token"))
+	// A token that something else keeps fresh, until it is revoked.
+	token := v.Token("sallyport")
+	r.write("token", token)
+	r.configure(baseConfig, rules+fmt.Sprintf("vault: {address: %q, roots: %q, auth: {tokenFile: token}}\n", v.Address, v.CAFile))
 	r.reload()
-	sends("with a token", secrets[1], 0)
-	v.call(t, "POST", "auth/token/revoke", map[string]string{"token": token.Auth.Token}, nil)
-	r.reload()
-	fails("revoked", "refused", 0)
+	sends("with a token", secrets[1])
+	v.Write("auth/token/revoke", map[string]any{"token": token})
+	fails("revoked", "refused")
 
 	reads := r.ok("audit", "query", "--kind", "lifecycle")
 	for _, want := range []string{`"secret openai read"`, `"secret openai could not be read"`} {
@@ -196,7 +124,7 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 		}
 	}
 
-	h := newHunt(map[string]string{"first": secrets[0], "second": secrets[1], "token": token.Auth.Token})
+	h := newHunt(map[string]string{"first": secrets[0], "second": secrets[1], "token": token})
 	q := h.begin()
 	q.tree(t, filepath.Join(r.dir, "data/audit"))
 	log, err := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
@@ -209,22 +137,120 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 	}
 }
 
-// What run.sh wrote is a configuration, and it ends with a reason where it
-// cannot begin.
+// A sandbox's user of a database is there from its first connection until the sandbox stops,
+// is removed, or no rule gives it the credential any more; a Vault that is away meanwhile
+// delays that, and what has a lease goes on.
+func TestVaultLeases(t *testing.T) {
+	r := newRig(t, "")
+	v := vaultcore.Lasting(t, map[string]any{"token": "sk-vault-first-0123456789"})
+	leaf, err := r.ca.Leaf("db.example.test")
+	must.OK(t, err)
+	db := database.Postgres(t, &leaf)
+	db.SQL("create role vault superuser login password 'a-password-of-vault'")
+	v.Write("sys/policies/acl/sallyport", map[string]any{"policy": `
+path "database/creds/*" { capabilities = ["read"] }
+path "sys/leases/renew" { capabilities = ["update"] }
+path "sys/leases/revoke" { capabilities = ["update"] }`})
+	v.Write("sys/mounts/database", map[string]any{"type": "database"})
+	v.Write("database/config/db", map[string]any{
+		"plugin_name": "postgresql-database-plugin", "allowed_roles": "*", "username": "vault", "password": "a-password-of-vault",
+		"connection_url": fmt.Sprintf("postgresql://{{username}}:{{password}}@127.0.0.1:%d/postgres?sslmode=disable", db.Port),
+	})
+	v.Write("database/roles/agent", map[string]any{"db_name": "db", "default_ttl": "1h", "creation_statements": []string{`create role "{{name}}" login password '{{password}}'`}})
+
+	rules := strings.Replace(ruleConfig, "egress:", `- destination: db.example.test
+  authRef: db
+  inject: {postgres: {username: "{{ .username }}", password: "{{ .password }}"}}
+  upstream: {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
+egress:`, 1) + "- {name: db, source: {vault: {path: database/creds/agent}}}\n"
+	r.configure(baseConfig, rules+vaultLogin(v))
+	r.serveSites(hostMux{"db.example.test": http.NotFoundHandler()})
+	r.relay(5432, db.Port)
+	r.up()
+	programs, err := filepath.Glob("/usr/lib/postgresql/*/bin/psql")
+	must.OK(t, err)
+	dir := t.TempDir()
+	clients(t, dir, slices.Max(programs))
+
+	// connects has a sandbox log in, and returns the lease that Vault gave for that.
+	known := map[string]bool{}
+	psql := func(box string) result {
+		return r.inside(box, "cd /root/clients && LD_LIBRARY_PATH=. ./psql -h db.example.test -w -X -At -c 'select 1' postgres")
+	}
+	connects := func(box string) (lease string) {
+		t.Helper()
+		if res := psql(box); strings.TrimSpace(res.stdout) != "1" {
+			t.Fatalf("psql in %s: %s\n%s", box, res, r.logged())
+		}
+		_, list := v.Do("LIST", "sys/leases/lookup/database/creds/agent", nil)
+		keys, _ := list.Data["keys"].([]any)
+		for _, k := range keys {
+			if id := "database/creds/agent/" + k.(string); !known[id] {
+				known[id], lease = true, id
+			}
+		}
+		return lease
+	}
+	users := func() string { return db.SQL("select count(*) from pg_user where usename like 'v-%'") }
+	gone := func(what, lease, left string) {
+		t.Helper()
+		r.await("the revocation when "+what, func() bool { return !v.Leased(lease) && users() == left })
+	}
+	for _, box := range []string{"stops", "goes", "stays"} {
+		r.ok("run", box, "--", "true")
+		r.ok("sandbox", "cp", "-r", dir, box+":/root/clients")
+	}
+	stops, goes, stays := connects("stops"), connects("goes"), connects("stays")
+	if users() != "3" || stops == "" || goes == "" || stays == "" {
+		t.Fatalf("%s users, and the leases %q", users(), []string{stops, goes, stays})
+	}
+	if again := connects("stays"); again != "" {
+		t.Errorf("another connection has another lease, %s", again)
+	}
+	r.ok("sandbox", "stop", "stops")
+	gone("a sandbox stops", stops, "2")
+
+	v.Stop()
+	if res := psql("stays"); strings.TrimSpace(res.stdout) != "1" {
+		t.Errorf("with a lease, while Vault is down: %s", res)
+	}
+	if res := psql("stops"); res.code == 0 || !strings.Contains(res.stderr, "sallyport: ") || strings.Contains(res.stderr, v.Address) {
+		t.Errorf("without a lease, while Vault is down: %s", res)
+	}
+	r.ok("sandbox", "rm", "goes")
+	r.await("that the status tells of the lease", func() bool { return strings.Contains(r.ok("status"), goes) })
+	r.await("an event of its revocation, which fails", func() bool {
+		return strings.Contains(r.ok("audit", "query", "--kind", "lifecycle"), `"a lease of secret db could not be revoked; that is tried again"`)
+	})
+	v.Again()
+	gone("a removed sandbox's Vault is back", goes, "1")
+	r.await("a new lease", func() bool { return strings.TrimSpace(psql("stops").stdout) == "1" })
+
+	r.configure(baseConfig, ruleConfig+vaultLogin(v))
+	r.reload()
+	gone("the rule has gone", stays, "0")
+	if said := r.ok("audit", "query", "--kind", "lifecycle"); !strings.Contains(said, `"secret db revoked"`) {
+		t.Errorf("the audit log has no event of a revocation: %s", said)
+	}
+}
+
+// The file that run.sh wrote is a configuration, and it ends with a reason where it cannot
+// begin.
 func TestVaultExample(t *testing.T) {
 	r := newRig(t, "")
-	v := startVault(t, "sk-example-0123456789")
-	r.config = filepath.Join(v.dir, "sallyport.yaml")
+	dir := filepath.Join(t.TempDir(), "vault")
+	runVault(t, dir, "sk-example-0123456789")
+	r.config = filepath.Join(dir, "sallyport.yaml")
 	if res := r.sallyport("policy", "check"); res.code != 0 {
 		t.Errorf("its configuration: %s", res)
 	}
 	for path, want := range map[string]os.FileMode{"": 0o700, "secret-id": 0o600, "ready.json": 0o600, "sallyport.yaml": 0o600} {
-		info, err := os.Stat(filepath.Join(v.dir, path))
+		info, err := os.Stat(filepath.Join(dir, path))
 		if err != nil || info.Mode().Perm() != want {
 			t.Errorf("%q has mode %v, %v, want %v", path, info.Mode().Perm(), err, want)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(v.dir, "fields")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, "fields")); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the secret is left on disk")
 	}
 	c := exec.Command("../../examples/vault/run.sh", filepath.Join(t.TempDir(), "second"))

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/supervise"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
@@ -63,8 +64,8 @@ func fetch(c *http.Client) error {
 	return err
 }
 
-// What the kernel says of the process that parses hostile bytes, and what there
-// is for it to reach. What it cannot do is tried in internal/jail.
+// The kernel's account of the process that parses hostile bytes, and what there is for it to
+// reach. The tests of internal/jail try what it cannot do.
 func TestGatewayProcess(t *testing.T) {
 	r, client := newProxyRig(t)
 	must.OK(t, fetch(client))
@@ -210,8 +211,8 @@ func TestGatewayDies(t *testing.T) {
 	stop()
 	load.Wait()
 	for i, w := range down {
-		// What the kernel had to send when it was killed may arrive still, and a
-		// frame's time is when the capture read it.
+		// Bytes that the kernel had to send when it was killed may arrive still, and a frame's
+		// time is when the capture read it.
 		const dying = 100 * time.Millisecond
 		for _, f := range arrived.Seen() {
 			if f.Time.After(w.from.Add(dying)) && f.Time.Before(w.to.Add(-5*time.Millisecond)) {
@@ -225,7 +226,7 @@ func TestGatewayDies(t *testing.T) {
 	}
 
 	ended, started, decisions, next := 0, 0, 0, uint64(1)
-	for e, err := range audit.Read(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{}) {
+	for e, err := range auditlog.Read(t.Context(), filepath.Join(r.dir, "data/audit"), auditlog.Query{}) {
 		must.OK(t, err)
 		if e.Metadata.Sequence != next {
 			t.Fatalf("event %d follows %d", e.Metadata.Sequence, next-1)

@@ -33,6 +33,10 @@ func Valid(s string) bool {
 	return label > 0 && s[len(s)-1] != '-'
 }
 
+// Label reports whether a text can be one label of a host's name, without the underscore, as
+// names of Kubernetes' namespaces and of sandboxes are (RFC 1123).
+func Label(s string) bool { return Valid(s) && !strings.ContainsAny(s, "._") }
+
 // Numeric reports whether the last label of a name in lower case is a number, so
 // that inet_aton(3), BSD's and the C libraries', or the WHATWG URL standard may take
 // the name for an IPv4 address: 127.1, 0x7f000001, 2130706433. Some read 0x as 0,

@@ -22,6 +22,17 @@ func TestValid(t *testing.T) {
 	}
 }
 
+func TestLabel(t *testing.T) {
+	for name, want := range map[string]bool{
+		"a": true, "a-1": true, "7": true, strings.Repeat("a", 63): true,
+		"": false, "a.b": false, "a_b": false, "-a": false, "a-": false, "A": false, "a\n": false, strings.Repeat("a", 64): false,
+	} {
+		if got := hostname.Label(name); got != want {
+			t.Errorf("%q: %t", name, got)
+		}
+	}
+}
+
 func TestNumeric(t *testing.T) {
 	for name, want := range map[string]bool{
 		"127.1": true, "0x7f000001": true, "2130706433": true, "a.0x": true, "a.1": true, "a.0xff": true, "": true,

@@ -11,8 +11,8 @@ import (
 	"sallyport/internal/hostname"
 )
 
-// What is read as a URL is sent to the host that stands between its slashes, however
-// plainly that is looked for, and means the same when it is written and read again.
+// A text read as a URL is sent to the host that stands between its slashes, however plainly
+// that is looked for, and means the same when it is written and read again.
 func FuzzParseURL(f *testing.F) {
 	for _, text := range []string{
 		"https://a.example.com", "http://127.0.0.1:8200/v1?a=b", "https://[2001:db8::1]:443/x", "https://A.example.com.:1/%2e%2e/", "https://a@b", `https://a\@b`,

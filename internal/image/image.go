@@ -59,7 +59,7 @@ type Patterns []string
 
 // Match tells whether one of the patterns is the name of an image, tag or digest
 // included. Names of Docker Hub are short ones: debian:bookworm, and not
-// docker.io/library/debian:bookworm. What is no name matches none, and neither does
+// docker.io/library/debian:bookworm. A text that is no name matches none, and neither does
 // an ID.
 func (p Patterns) Match(text string) bool {
 	name, err := parse(text)

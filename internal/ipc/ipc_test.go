@@ -103,7 +103,7 @@ func TestCalls(t *testing.T) {
 	if !errors.Is(err, errKnown) || err.Error() != "no: known" {
 		t.Errorf("a refusal is %v", err)
 	}
-	// What is too large is the caller's error, not the link's.
+	// A message that is too large is the caller's error, not the link's.
 	if err := p.Call(t.Context(), huge, ipc.None{}, &text{}); err == nil || errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("a large answer is %v", err)
 	}

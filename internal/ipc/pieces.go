@@ -38,8 +38,8 @@ func WritePieces(to *net.UnixConn, from io.Reader) (sum int64, err error) {
 	}
 }
 
-// Pieces is an end of a socket whose other side writes with [WritePieces]. What is
-// written to it goes as it is.
+// Pieces is an end of a socket whose other side writes with [WritePieces]. Bytes written to
+// it go as they are.
 type Pieces struct {
 	*net.UnixConn
 	in    *bufio.Reader

@@ -15,8 +15,8 @@ import (
 // errSlow ends a link whose other side does not read.
 var errSlow = errors.New("the other side does not read what it is sent")
 
-// sender writes frames in the order in which they come. Who comes first writes
-// for all that come meanwhile.
+// sender writes frames in the order in which they come. The first caller writes for all
+// that come meanwhile.
 type sender struct {
 	conn     *net.UnixConn
 	patience time.Duration

@@ -87,7 +87,7 @@ func attempts() map[string]func() error {
 			}
 			return err
 		},
-		// What would stay on a socket that others have too.
+		// Options that would stay on a socket that others have too.
 		"filter a socket": func() error {
 			return onSocket(func(fd int) error {
 				all := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}}

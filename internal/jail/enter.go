@@ -167,8 +167,10 @@ func lowerLimit(name string, resource int, most uint64) error {
 
 // limit sets the limits of resources while they may still be raised.
 func (p *plan) limit() error {
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("RLIMIT_CORE: %w", err)
+	// A limit of 0 would not keep the memory from a program that takes cores, and one of 1
+	// does (core(5)).
+	if err := lowerLimit("RLIMIT_CORE", unix.RLIMIT_CORE, 1); err != nil {
+		return err
 	}
 	if err := lowerLimit("RLIMIT_FSIZE", unix.RLIMIT_FSIZE, p.FileSize); err != nil {
 		return err

@@ -15,12 +15,7 @@ import (
 
 // A process that takes more memory than it may is ended by the kernel, and nobody else is.
 func TestLimitMemory(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root")
-	}
+	must.Root(t)
 	run := func(take string) error {
 		c := exec.Command("sh", "-c", "read go; exec dd if=/dev/zero of=/dev/null count=1 bs="+take)
 		in, err := c.StdinPipe()

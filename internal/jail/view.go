@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"sallyport/internal/periodic"
 )
 
 // refreshEvery is how long a change of the host's file may go unseen.
@@ -132,21 +134,14 @@ func (v *View) Show(copies ...Copy) error {
 
 // Watch keeps the copies true until ctx is done.
 func (v *View) Watch(ctx context.Context) {
-	tick := time.NewTicker(refreshEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	_ = periodic.Run(ctx, refreshEvery, func(time.Time) {
 		v.mu.Lock()
 		err := v.refresh()
 		v.mu.Unlock()
 		if err != nil {
 			v.log.Warn("a file cannot be shown in the jail", "error", err)
 		}
-	}
+	})
 }
 
 // refresh copies what has changed. v.mu is held.

@@ -312,7 +312,7 @@ func TestBook(t *testing.T) {
 	}
 }
 
-// What is over is not kept.
+// A flow that is over is not kept.
 func TestBookForgets(t *testing.T) {
 	w := newWorld()
 	for round := range 10 {

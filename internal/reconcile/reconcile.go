@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
+	"sallyport/internal/periodic"
 	"sallyport/sandbox"
 )
 
@@ -31,10 +33,10 @@ type Flows interface {
 // Options of New. All are needed.
 type Options struct {
 	Flows  Flows
-	Dir    string             // of the audit log
-	Subnet netip.Prefix       // of sandboxes
-	Worker func() int         // process ID of the gateway's worker, 0 for none
-	Stats  func() audit.Stats // of the log, as its writer says
+	Dir    string                // of the audit log
+	Subnet netip.Prefix          // of sandboxes
+	Worker func() int            // process ID of the gateway's worker, 0 for none
+	Stats  func() auditlog.Stats // of the log, as its writer says
 	Record func(*audit.Event) error
 	Logger *slog.Logger
 }
@@ -66,16 +68,7 @@ func New(o Options) *Reconciler {
 // what it made uncertain is not compared.
 func (r *Reconciler) Run(ctx context.Context) error {
 	r.begin(ctx)
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		r.look(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	return periodic.Run(ctx, every, func(time.Time) { r.look(ctx) })
 }
 
 // uptime is the clock of flows.
@@ -87,7 +80,7 @@ func uptime() time.Duration {
 
 // begin finds the end of the log.
 func (r *Reconciler) begin(ctx context.Context) {
-	for e, err := range audit.Read(ctx, r.o.Dir, audit.Query{Last: 1}) {
+	for e, err := range auditlog.Read(ctx, r.o.Dir, auditlog.Query{Last: 1}) {
 		if err == nil {
 			r.next = e.Metadata.Sequence + 1
 		}
@@ -154,7 +147,7 @@ func (r *Reconciler) compare(ctx context.Context, now time.Duration) ([]Finding,
 	}
 	if len(found) > 0 {
 		begun := time.Now()
-		if err := audit.Settle(r.o.Dir); err != nil {
+		if err := auditlog.Settle(r.o.Dir); err != nil {
 			return found, err
 		}
 		if took := time.Since(begun); took > slow {
@@ -167,15 +160,15 @@ func (r *Reconciler) compare(ctx context.Context, now time.Duration) ([]Finding,
 // read reads the log from where it was left to its end, if something was written since.
 func (r *Reconciler) read(ctx context.Context) error {
 	begun := time.Now()
-	file, written, err := audit.Written(r.o.Dir)
+	file, written, err := auditlog.Written(r.o.Dir)
 	if err != nil {
 		return err
 	}
 	if file == r.file && written.Equal(r.written) {
 		return nil
 	}
-	var damage *audit.DamageError // what else there is is read all the same
-	for e, err := range audit.Read(ctx, r.o.Dir, audit.Query{From: r.next}) {
+	var damage *auditlog.DamageError // what else there is is read all the same
+	for e, err := range auditlog.Read(ctx, r.o.Dir, auditlog.Query{From: r.next}) {
 		if err != nil && !errors.As(err, &damage) {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 	box "sallyport/sandbox"
@@ -35,7 +36,7 @@ func (k *kernel) ForgetFlows(list []box.Connection) error { return nil }
 type bench struct {
 	*Reconciler
 	kernel
-	log    *audit.Log
+	log    *auditlog.Log
 	worker int
 	lost   uint64
 	told   []*audit.Event
@@ -46,13 +47,13 @@ func newBench(t *testing.T) *bench {
 	b := &bench{worker: 1}
 	dir := t.TempDir()
 	var err error
-	if b.log, err = audit.Open(dir, audit.Options{}); err != nil {
+	if b.log, err = auditlog.Open(dir, auditlog.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.log.Close() })
 	b.Reconciler = New(Options{
 		Flows: b, Dir: dir, Subnet: netip.MustParsePrefix("10.231.0.0/16"), Logger: slog.New(slog.DiscardHandler),
-		Worker: func() int { return b.worker }, Stats: func() audit.Stats { return audit.Stats{Failures: b.lost} },
+		Worker: func() int { return b.worker }, Stats: func() auditlog.Stats { return auditlog.Stats{Failures: b.lost} },
 		Record: func(e *audit.Event) error { b.told = append(b.told, e); return nil },
 	})
 	return b
@@ -111,7 +112,7 @@ func TestTrouble(t *testing.T) {
 		{"this process did not run", func(b *bench) { b.last -= time.Minute }},
 		{"the log is gone", func(b *bench) { b.o.Dir += "/gone" }},
 		{"a slow worker", func(b *bench) {
-			b.o.Stats = func() audit.Stats { time.Sleep(slow + time.Millisecond); return audit.Stats{} }
+			b.o.Stats = func() auditlog.Stats { time.Sleep(slow + time.Millisecond); return auditlog.Stats{} }
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -164,7 +165,7 @@ func TestLogIsReadFromItsEnd(t *testing.T) {
 // forgetfulGateway stands for a gateway that swallows connections without a record, which
 // the real one does not.
 type forgetfulGateway struct {
-	log *audit.Log
+	log *auditlog.Log
 	mu  sync.Mutex
 	of  map[int]bool // ports whose connections are recorded
 }

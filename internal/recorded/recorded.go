@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/policy"
 )
 
@@ -22,11 +23,11 @@ var inwards = []policy.Phase{policy.PhaseInbound, policy.PhaseSSH}
 
 // Read yields the decisions about what leaves that a query selects of the log in
 // dir. The errors
-// that it yields are those of [audit.Read].
-func Read(ctx context.Context, dir string, q audit.Query) iter.Seq2[policy.Recorded, error] {
+// that it yields are those of [auditlog.Read].
+func Read(ctx context.Context, dir string, q auditlog.Query) iter.Seq2[policy.Recorded, error] {
 	q.Kind = audit.KindDecision
 	return func(yield func(policy.Recorded, error) bool) {
-		for e, err := range audit.Read(ctx, dir, q) {
+		for e, err := range auditlog.Read(ctx, dir, q) {
 			var r policy.Recorded
 			if err == nil && slices.Contains(inwards, policy.Phase(e.Unmapped.Sallyport.Phase)) {
 				continue
@@ -43,7 +44,7 @@ func Read(ctx context.Context, dir string, q audit.Query) iter.Seq2[policy.Recor
 
 // Find returns the decision with an id.
 func Find(ctx context.Context, dir, id string) (policy.Recorded, error) {
-	e, err := audit.Find(ctx, dir, id)
+	e, err := auditlog.Find(ctx, dir, id)
 	if err != nil {
 		return policy.Recorded{}, err
 	}

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // Log is a sarifLog object (section 3.13).
@@ -89,14 +89,14 @@ type Region struct {
 }
 
 // New makes a log of findings. Files below dir are named relative to it.
-func New(findings []policy.Finding, version, dir string) Log {
+func New(findings []finding.Finding, version, dir string) Log {
 	run := Run{
 		Tool:       Tool{Driver{Name: "sallyport", Version: version}},
 		ColumnKind: "unicodeCodePoints",
 		Results:    []Result{},
 	}
-	index := map[policy.Kind]int{}
-	for i, m := range policy.Meanings() {
+	index := map[finding.Kind]int{}
+	for i, m := range finding.Meanings() {
 		index[m.Kind] = i
 		run.Tool.Driver.Rules = append(run.Tool.Driver.Rules, Rule{
 			ID: string(m.Kind), Name: m.Name, ShortDescription: Message{m.Title}, Configuration: Configuration{m.Severity.String()},
@@ -105,7 +105,7 @@ func New(findings []policy.Finding, version, dir string) Log {
 	for _, f := range findings {
 		i, known := index[f.Kind]
 		if !known {
-			f.Kind = policy.BadValue
+			f.Kind = finding.BadValue
 			i = index[f.Kind]
 		}
 		r := Result{RuleID: string(f.Kind), RuleIndex: i, Level: f.Severity.String(), Message: Message{text(f)}}
@@ -130,7 +130,7 @@ func New(findings []policy.Finding, version, dir string) Log {
 	}
 }
 
-func text(f policy.Finding) string {
+func text(f finding.Finding) string {
 	var b strings.Builder
 	if f.Path != "" {
 		b.WriteString(f.Path + ": ")

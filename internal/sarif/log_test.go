@@ -12,17 +12,17 @@ import (
 
 	"sallyport/internal/sarif"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // TestLog holds the log to what SARIF 2.1.0 asks of one. The standard's own JSON
 // schema has no licence to be copied here, so its demands are spelled out.
 func TestLog(t *testing.T) {
 	dir := t.TempDir()
-	findings := []policy.Finding{
-		{Kind: policy.UnknownKey, Position: policy.Position{File: filepath.Join(dir, "a b/sallyport.yaml"), Line: 3, Column: 5}, Path: "egres", Message: "unknown key", Fix: "did you mean \"egress\"?"},
-		{Kind: policy.AnyTenant, Severity: policy.Warning, Position: policy.Position{File: "/elsewhere/x.rego", Line: 1}, Message: "m"},
-		{Kind: policy.Tunnelled, Severity: policy.Note, Position: policy.Position{File: filepath.Join(dir, "x.yaml")}, Message: "n"},
+	findings := []finding.Finding{
+		{Kind: finding.UnknownKey, Position: finding.Position{File: filepath.Join(dir, "a b/sallyport.yaml"), Line: 3, Column: 5}, Path: "egres", Message: "unknown key", Fix: "did you mean \"egress\"?"},
+		{Kind: finding.AnyTenant, Severity: finding.Warning, Position: finding.Position{File: "/elsewhere/x.rego", Line: 1}, Message: "m"},
+		{Kind: finding.Tunnelled, Severity: finding.Note, Position: finding.Position{File: filepath.Join(dir, "x.yaml")}, Message: "n"},
 		{Message: "of no file"},
 	}
 	text, err := json.Marshal(sarif.New(findings, "v1", dir))

@@ -18,8 +18,8 @@ import (
 // that key with a nonce of its number (11 bytes) and of whether it is the last (1
 // byte): the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár
 // (CRYPTO 2015), as age has it. So no chunk can be changed, moved, left out or
-// added, and no end be cut off. What comes before the chunks is in the associated
-// data of each. AES-GCM is chosen over age's ChaCha20-Poly1305 for its speed with
+// added, and no end be cut off. The bytes before the chunks are in the associated data of
+// each. AES-GCM is chosen over age's ChaCha20-Poly1305 for its speed with
 // AES-NI, which memory needs.
 const (
 	streamMagic = "sallyport-seal/1\n"
@@ -42,7 +42,7 @@ type Writer struct {
 }
 
 // NewWriter returns a Writer to w of content of any size. It holds two chunks of
-// 64 KiB. What was written is not whole before Close, which does not close w.
+// 64 KiB. The stream is not whole before Close, which does not close w.
 func (k *Key) NewWriter(w io.Writer) (*Writer, error) {
 	secret := make([]byte, 32)
 	_, _ = rand.Read(secret) // never fails (crypto/rand)

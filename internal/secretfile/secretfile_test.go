@@ -30,10 +30,7 @@ func TestRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "another's" && os.Geteuid() != 0 {
-				if os.Getenv("CI") == "true" {
-					t.Fatal("needs root")
-				}
-				t.Skip("needs root to give a file away")
+				must.Lack(t, "needs root to give a file away")
 			}
 			path := filepath.Join(t.TempDir(), "secret")
 			must.OK(t, os.WriteFile(path, []byte("s3cret\n"), 0o600))
@@ -44,6 +41,37 @@ func TestRead(t *testing.T) {
 				t.Errorf("got %q, %v", text, err)
 			case tt.want != "" && (!errors.Is(err, secretfile.ErrUnsafe) || !strings.Contains(err.Error(), tt.want)):
 				t.Errorf("got %q, %v, want %q", text, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestReadMounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		must.Lack(t, "needs root to give a file to a group")
+	}
+	for name, tt := range map[string]struct {
+		mode os.FileMode
+		gid  int
+		want string // of the error; empty: it is read
+	}{
+		"root's group reads":    {0o440, 0, ""},
+		"root alone":            {0o400, 0, ""},
+		"another group reads":   {0o440, 12345, "chmod 600"},
+		"root's group writes":   {0o460, 0, "chmod 600"},
+		"all read":              {0o444, 0, "chmod 600"},
+		"another group may not": {0o400, 12345, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "secret")
+			must.OK(t, os.WriteFile(path, []byte("s3cret"), 0o600))
+			must.OK(t, errors.Join(os.Chown(path, 0, tt.gid), os.Chmod(path, tt.mode)))
+			text, err := secretfile.ReadMounted(path, 100)
+			switch {
+			case tt.want == "" && (err != nil || string(text) != "s3cret"):
+				t.Errorf("got %q, %v", text, err)
+			case tt.want != "" && (!errors.Is(err, secretfile.ErrUnsafe) || !strings.Contains(err.Error(), tt.want)):
+				t.Errorf("got %v, want ErrUnsafe with %q", err, tt.want)
 			}
 		})
 	}

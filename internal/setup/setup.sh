@@ -7,11 +7,13 @@ set -eu
 
 usage() {
 	cat <<-END
-		usage: setup.sh demo|test|generate
+		usage: setup.sh demo|test|kubernetes|generate
 
 		  demo      what it takes to run: Docker Engine (installed, not started: Sallyport
 		            runs an instance of its own), gVisor, a base image
 		  test      also what the tests use
+		  kubernetes  beside what demo makes, what a cluster of the tests runs: Kubernetes,
+		            containerd, CNI plugins and gVisor's shim (ten to twenty minutes, once)
 		  generate  what it takes to generate code: a C compiler for BPF
 
 		What is made goes to \${XDG_CACHE_HOME:-\$HOME/.cache}/sallyport.
@@ -95,6 +97,13 @@ wanted() {
 		[ -e "$2" ] || echo postgresql
 		[ -e /usr/sbin/sshd ] || echo openssh-server
 		command -v npm >/dev/null || echo npm # Node's own packages bring it
+		;;
+	esac
+	case $1 in
+	kubernetes)
+		for package in curl procps tcpdump; do
+			installed "$package" || echo "$package"
+		done
 		;;
 	esac
 	case $1 in
@@ -304,8 +313,12 @@ unpack_syslog() {
 	fi
 	say "syslog servers: unpacking rsyslog and syslog-ng"
 	mkdir -p "$scratch/syslog" "$scratch/debs"
-	(cd "$scratch/debs" && apt-get -qq download rsyslog rsyslog-openssl rsyslog-elasticsearch libestr0 libfastjson4 liblognorm5 \
-		syslog-ng-core libivykis0 libnet1 libjson-c5 libpcre3 libwrap0 >>"$scratch/apt.log" 2>&1) || {
+	set -- rsyslog rsyslog-openssl rsyslog-elasticsearch libestr0 libfastjson4 liblognorm5 \
+		syslog-ng-core libivykis0 libnet1 libjson-c5 libpcre3 libwrap0
+	(cd "$scratch/debs" && apt-get -qq download "$@" >>"$scratch/apt.log" 2>&1) || {
+		# The machine's lists of packages may be missing, or too old.
+		apt update && (cd "$scratch/debs" && apt-get -qq download "$@" >>"$scratch/apt.log" 2>&1)
+	} || {
 		tail -n 20 "$scratch/apt.log" >&2
 		die "cannot get the syslog servers: mend what apt-get says above and run this again"
 	}
@@ -344,7 +357,7 @@ sweep() {
 }
 
 case ${1-} in
-demo | test | generate) ;;
+demo | test | kubernetes | generate) ;;
 images) ;; # of this program: what it builds beside the rest
 -h | --help)
 	usage
@@ -378,6 +391,10 @@ fi
 if [ "$1" != generate ]; then
 	build_runsc
 	build_image base "$base"
+fi
+if [ "$1" = kubernetes ]; then
+	"$here/kubernetes/build.sh" >/dev/null || die "cannot build Kubernetes: mend what go says above and run this again"
+	say "Kubernetes: here"
 fi
 if [ "$1" = test ]; then
 	unpack_syslog

@@ -14,9 +14,10 @@ go generate ./$objects
 }
 
 go vet ./...
-# What the tests of Vault, gRPC, OTLP and Rego run: minutes the first time, then cached.
+# What the tests of Vault, gRPC, OTLP, Rego and the chart run: minutes the first time, then cached.
 examples/vault/build.sh >/dev/null
 gateway/interop/build.sh >/dev/null
 audit/sink/collector/build.sh >/dev/null
 internal/setup/opa/build.sh >/dev/null
+examples/kubernetes/render/build.sh >/dev/null
 exec go run ./internal/test/suite

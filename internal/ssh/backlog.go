@@ -64,8 +64,8 @@ func (u *backlog) give(key string, n int64) {
 	}
 }
 
-// meteredConn is a client's connection, which is read from by one goroutine. What came is with
-// the consumers, but for a few packets, before that reads on.
+// meteredConn is a client's connection, which is read from by one goroutine. The consumers
+// have all that came, but for a few packets, before that reads on.
 type meteredConn struct {
 	net.Conn
 	kept *backlog
@@ -272,8 +272,8 @@ type meteredChannel struct {
 	end sync.Once
 }
 
-// accept is offered.Accept for a consumer. What a client sends as standard error is for
-// nobody.
+// accept is offered.Accept for a consumer. Nobody reads what a client sends as standard
+// error.
 func (t *consumer) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
 	ch, requests, err := offered.Accept()
 	if err != nil {

@@ -132,9 +132,9 @@ func TestFloodOfRequests(t *testing.T) {
 	p.await("what was kept to be forgotten", func() bool { return kept.now() == 0 })
 }
 
-// What is taken is not counted for ever, whatever else is open by the connection: a
-// session that takes nothing of what it was sent, one whose input has ended, one that
-// has just begun.
+// Bytes that are taken are not counted for ever, whatever else is open by the connection: a
+// session that takes nothing of what it was sent, one whose input has ended, one that has just
+// begun.
 func TestTaken(t *testing.T) {
 	p, _ := small(t, 16<<20)
 	c := p.in()
@@ -185,8 +185,8 @@ type endless struct{ net.Conn }
 func (endless) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 func (endless) Close() error               { return nil }
 
-// What always has more waiting than it has taken does not have the rest of each packet
-// counted for ever either.
+// A channel that always has more waiting than it has taken does not have the rest of each
+// packet counted for ever either.
 func TestTakenWithoutPause(t *testing.T) {
 	f := &meteredConn{Conn: endless{}, kept: newBacklog(32 << 20)}
 	f.count("key").waiting()
@@ -221,8 +221,7 @@ type readOnly struct{ io.Reader }
 
 func (readOnly) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// What comes after the end of a channel's input is taken by nobody, so that the
-// connection ends.
+// Data after the end of a channel's input is taken by nobody, so that the connection ends.
 func TestAfterTheEnd(t *testing.T) {
 	for name, tt := range map[string]struct {
 		in, errs string

@@ -31,8 +31,8 @@ func (p *sshTest) channels(by ssh.Signer, most int) (list []ssh.Channel, full *s
 	return list, nil
 }
 
-// What clients may leave in the memory of the process is bounded by the channels that
-// one key and all of them can have open, whatever is done with those.
+// The memory that clients can take of the process is bounded by the channels that one key and
+// all of them can have open, whatever is done with those.
 func TestRoom(t *testing.T) {
 	p := newSSHTest(t)
 	var signers []ssh.Signer

@@ -53,7 +53,7 @@ func TestForward(t *testing.T) {
 	echo := func(c *net.TCPConn) { _, _ = io.Copy(c, c); _ = c.CloseWrite() }
 	port := p.listen("127.0.0.1:0", echo)
 	c := p.in()
-	// What listens for the sandbox alone is reached, from within.
+	// A server for the sandbox alone is reached, from within.
 	for _, host := range []string{"localhost", "127.0.0.1", "127.0.0.3"} {
 		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 		must.OK(t, err)
@@ -109,7 +109,7 @@ func TestForwardEarlier(t *testing.T) {
 	}
 }
 
-// What breaks off is closed without an end, and what ends has one.
+// A channel that breaks off is closed without an end, and one that ends has one.
 func TestForwardBreaksOff(t *testing.T) {
 	p := newSSHTest(t)
 	end := make(chan func(*net.TCPConn), 1)

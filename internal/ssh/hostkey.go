@@ -3,21 +3,14 @@ package ssh
 import (
 	"bytes"
 	"crypto/ed25519"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/internal/durable"
 )
-
-// Sealer encrypts what lasts.
-type Sealer interface {
-	Seal(plain []byte) ([]byte, error)
-	Open(sealed []byte) ([]byte, error)
-}
 
 // keyName is the content's first line: a sealed file says nothing of its place.
 const keyName = "sallyport ssh host key/1\n"
@@ -29,7 +22,7 @@ type HostKey struct {
 }
 
 // OpenHostKey returns the key in a sealed file, made the first time.
-func OpenHostKey(path string, s Sealer) (*HostKey, error) {
+func OpenHostKey(path string, s durable.Sealer) (*HostKey, error) {
 	k, err := openHostKey(path, s)
 	if err != nil {
 		return nil, fmt.Errorf("the host key of SSH, %s: %w", path, err)
@@ -41,22 +34,12 @@ func OpenHostKey(path string, s Sealer) (*HostKey, error) {
 	return &HostKey{k, public}, nil
 }
 
-func openHostKey(path string, s Sealer) (ed25519.PrivateKey, error) {
-	sealed, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		_, k, err := ed25519.GenerateKey(nil)
-		if err != nil {
-			return nil, err
-		}
-		if sealed, err = s.Seal(append([]byte(keyName), k.Seed()...)); err != nil {
-			return nil, err
-		}
-		return k, durable.WriteFile(path, sealed, 0o600)
-	}
-	if err != nil {
-		return nil, err
-	}
-	plain, err := s.Open(sealed)
+func openHostKey(path string, s durable.Sealer) (ed25519.PrivateKey, error) {
+	plain, err := durable.Sealed(path, s, func() ([]byte, error) {
+		seed := make([]byte, ed25519.SeedSize)
+		_, _ = rand.Read(seed) // never fails (crypto/rand)
+		return append([]byte(keyName), seed...), nil
+	})
 	if err != nil {
 		return nil, err
 	}

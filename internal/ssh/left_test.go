@@ -165,8 +165,8 @@ func TestPlacesOfKeys(t *testing.T) {
 	_ = c.Close()
 }
 
-// What one key's sandboxes do not answer keeps nobody else's calls from the daemon, by
-// a process too that lets a key have more open than it should.
+// Calls that one key's sandboxes do not answer keep nobody else's from the daemon, by a
+// process too that lets a key have more open than it should.
 func TestCallsOfKeys(t *testing.T) {
 	waits := make(chan struct{}, 2*maxCalls)
 	p := newSSHTest(t, func(s *worker, _ *Options) { s.channels = newChannelLimit(maxOfKey*maxUses, maxOfKey*maxUses) })

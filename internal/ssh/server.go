@@ -121,7 +121,7 @@ func Open(o Options) (*Server, error) {
 	return d, nil
 }
 
-// Use makes these all the keys that are let in. What goes on by others ends.
+// Use makes these all the keys that are let in. Sessions by others end.
 func (d *Server) Use(keys []Key) {
 	next := map[string]Key{}
 	for _, k := range keys {
@@ -144,8 +144,8 @@ func (d *Server) input(i sandbox.Info, use policy.Protocol, port uint16) policy.
 	return policy.Input{Phase: policy.PhaseSSH, Sandbox: s, Protocol: use, Destination: policy.Destination{Host: s.Name, Port: port}}
 }
 
-// authorize says whether a key opens a sandbox, with the policy's word. What it says
-// of a refusal is for the log alone.
+// authorize says whether a key opens a sandbox, with the policy's word. Its reason for a
+// refusal is for the log alone.
 func (d *Server) authorize(ctx context.Context, k Key, name string) (sandbox.Info, policy.Decision) {
 	no := func(why string) policy.Decision { return policy.Decision{Action: policy.Deny, Reason: why} }
 	owner, alone := k.Tenant, name

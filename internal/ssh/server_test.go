@@ -321,7 +321,7 @@ func TestCommands(t *testing.T) {
 	if err := s.Wait(); !errors.As(err, &exit) || exit.Signal() != "TERM" {
 		t.Errorf("a signal: %v", err)
 	}
-	// Who closes the channel, or the connection, ends the command.
+	// A client that closes the channel, or the connection, ends the command.
 	for what, end := range map[string]func(*ssh.Session, *ssh.Client){
 		"a channel": func(s *ssh.Session, _ *ssh.Client) { _ = s.Close() }, "a connection": func(_ *ssh.Session, c *ssh.Client) { _ = c.Close() },
 	} {
@@ -377,7 +377,7 @@ func TestUses(t *testing.T) {
 	}
 }
 
-// What goes on ends with what it was let in by.
+// A session ends with the key, the rule or the sandbox that let it in.
 func TestLapse(t *testing.T) {
 	for what, lapse := range map[string]func(*sshTest){
 		"the key":   func(p *sshTest) { p.server.Use(nil) },

@@ -27,7 +27,7 @@ func (p *sshTest) sftp(c *ssh.Client) *sftp.Client {
 	return s
 }
 
-// What a client and the sandbox's agent say to each other passes as it is, and is counted.
+// The messages of a client and the sandbox's agent pass as they are, and are counted.
 func TestSFTP(t *testing.T) {
 	p := newSSHTest(t)
 	s := p.sftp(p.in())

@@ -60,7 +60,7 @@ type Options struct {
 	Peer func(p *Process) ipc.Options
 	// Init gives a process everything that it works with.
 	Init func(ctx context.Context, p *Process) error
-	// Serve has a process serve. What [Restarter.Notify] tells from the start of this call
+	// Serve has a process serve. The output that [Restarter.Notify] tells from the start of this call
 	// on, the process is told afterwards.
 	Serve func(ctx context.Context, p *Process) error
 	// Cleanup runs when a process has ended, or with nil when none was started after Spec.

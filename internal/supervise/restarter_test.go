@@ -252,7 +252,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// What does not do as it is told is ended, and it is said why.
+// A process that does not do as it is told is ended, and it is said why.
 func TestUnruly(t *testing.T) {
 	for what, tt := range map[string]struct {
 		do   func(w *ward, c *child)

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/sandbox/client"
 )
 
@@ -47,7 +47,7 @@ var errRead = errors.New("the audit log cannot be read")
 // whether that was for its turn.
 func (s *Sender) read(ctx context.Context, from uint64, follow bool, take func(client.Event) bool) (next uint64, more bool, err error) {
 	n := 0
-	for e, err := range audit.Undamaged(s.opt.Events(ctx, from, follow)) {
+	for e, err := range auditlog.Undamaged(s.opt.Events(ctx, from, follow)) {
 		if err != nil {
 			return from, false, errors.Join(errRead, err)
 		}

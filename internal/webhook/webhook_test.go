@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 	"sallyport/internal/webhook"
 	"sallyport/internal/webhook/signature"
@@ -92,12 +93,12 @@ func (s *server) seen() []string {
 type trail struct {
 	t   *testing.T
 	dir string
-	log *audit.Log
+	log *auditlog.Log
 }
 
 func newTrail(t *testing.T) *trail {
 	dir := t.TempDir()
-	log, err := audit.Open(dir, audit.Options{})
+	log, err := auditlog.Open(dir, auditlog.Options{})
 	must.OK(t, err)
 	t.Cleanup(func() { log.Close() })
 	return &trail{t, dir, log}
@@ -110,7 +111,7 @@ func (l *trail) append(app, state string) {
 }
 
 func (l *trail) events(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
-	return audit.Read(ctx, l.dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
+	return auditlog.Read(ctx, l.dir, auditlog.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
 }
 
 // run tells the server until the test ends, or stop is called.

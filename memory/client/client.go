@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 
+	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
@@ -38,7 +39,7 @@ var (
 	GetArtifact      = operation[keeper.ArtifactRequest, layer.Artifact]("/get_artifact")
 	CheckpointState  = operation[client.None, keeper.Checkpoint]("/checkpoint_state")
 	History          = operation[keeper.HistoryRequest, keeper.Commits]("/history")
-	Diff             = operation[keeper.DiffRequest, []history.FileDiff]("/diff")
+	Diff             = operation[keeper.DiffRequest, []keeper.FileDiff]("/diff")
 	Rollback         = operation[keeper.RollbackRequest, history.Commit]("/rollback")
 	Quarantine       = operation[keeper.QuarantineRequest, []history.Quarantine]("/quarantine")
 	ListQuarantine   = operation[client.None, []history.Quarantine]("/list_quarantine")
@@ -93,10 +94,10 @@ func steps(ctx context.Context, c *client.Client, name, operation string, in any
 	return last, err
 }
 
-// RunScript runs a script of a sandbox's memory in the sandbox, writes its output to the
-// streams, and notes how that ended. It returns the script's exit status. A script that is
+// RunScript runs a script of a sandbox's memory in the sandbox, tells marked first what marks
+// it has, writes its output to the streams, and notes how that ended. It returns the script's exit status. A script that is
 // not registered, or differs from what was, is not run; the end of ctx ends it.
-func RunScript(ctx context.Context, c *client.Client, name string, r keeper.RunRequest, streams sandbox.Streams) (status int, err error) {
+func RunScript(ctx context.Context, c *client.Client, name string, r keeper.RunRequest, marked func(memory.Marks), streams sandbox.Streams) (status int, err error) {
 	ended := false
 	err = client.PostLines(ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/memory/run_script", r, func(s struct {
 		keeper.RunStep
@@ -105,6 +106,8 @@ func RunScript(ctx context.Context, c *client.Client, name string, r keeper.RunR
 		switch {
 		case s.Problem != nil:
 			return s.Problem
+		case s.Marks != memory.Marks{}:
+			marked(s.Marks)
 		case s.Status != nil:
 			status, ended = *s.Status, true
 		case len(s.Stderr) > 0:

@@ -57,7 +57,7 @@ func BenchmarkTaint(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := s.Taint(b.Context(), "a"); err != nil {
+			if _, err := s.Taint(b.Context(), "a", 0); err != nil {
 				b.Fatal(err)
 			}
 			if err := s.Close(); err != nil {
@@ -73,7 +73,7 @@ func BenchmarkTaint(b *testing.B) {
 	defer f.Close()
 	b.Run("again", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := s.Taint(b.Context(), "a"); err != nil {
+			if _, err := s.Taint(b.Context(), "a", 0); err != nil {
 				b.Fatal(err)
 			}
 		}

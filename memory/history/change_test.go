@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/internal/test/corpus"
 	"sallyport/memory"
 	"sallyport/memory/history"
 	"sallyport/memory/secretscan"
@@ -136,32 +137,6 @@ func TestRollbackMeanwhile(t *testing.T) {
 	r.verify()
 }
 
-// secrets are made when the test runs, so that none is in the source.
-func secrets() map[string]string {
-	r := rand.New(rand.NewPCG(7, 7))
-	of := func(letters string, n int) string {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = letters[r.IntN(len(letters))]
-		}
-		return string(b)
-	}
-	const upper, digits, lower = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", "abcdefghijklmnopqrstuvwxyz"
-	word := upper + lower + digits
-	key := func(kind string) string {
-		return "-----BEGIN " + kind + "PRIVATE KEY-----\n" + of(word, 64) + "\n" + of(word, 64) + "\n-----END " + kind + "PRIVATE KEY-----"
-	}
-	return map[string]string{
-		"aws": "AKIA" + of(upper[:25]+"234567", 16), "github": "ghp_" + of(word, 36), "github app": "ghs_" + of(word, 36),
-		"fine-grained": "github_pat_" + of(word, 82), "gitlab": "glpat-" + of(word, 20), "slack": "xoxb-" + of(digits, 12) + "-" + of(digits, 12) + "-" + of(word, 24),
-		"stripe": "sk_live_" + of(word, 30), "anthropic": "sk-ant-api03-" + of(word, 93) + "AA", "openai": "sk-proj-" + of(word, 74) + "T3BlbkFJ" + of(word, 74),
-		"google": "AIza" + of(word, 35), "npm": "npm_" + of(lower+digits, 36), "pypi": "pypi-AgEIcHlwaS5vcmc" + of(word, 70), "sendgrid": "SG." + of(lower+digits, 66),
-		"digitalocean": "dop_v1_" + of("0123456789abcdef", 64), "huggingface": "hf_" + of(lower, 34), "vault": "hvs." + of(word, 95),
-		"age": "AGE-SECRET-KEY-1" + of("QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58), "rsa": key("RSA "), "openssh": key("OPENSSH "), "pkcs8": key(""),
-		"generic": "password = '" + of(lower+digits, 24) + "'", "known": "correct horse",
-	}
-}
-
 // inspector finds secrets that are known, and what gitleaks' rules find.
 func inspector(known ...string) func(context.Context, string, []byte) string {
 	return func(ctx context.Context, path string, data []byte) string {
@@ -179,7 +154,7 @@ func TestSecrets(t *testing.T) {
 	r := newRig(t, history.Options{Key: k, Inspect: inspector("correct horse")})
 	r.write("clean.md", "The user likes tea.")
 	r.record()
-	all := secrets()
+	all := corpus.Secrets()
 	paths := map[string]string{}
 	for kind, secret := range all {
 		name := "memories/" + strings.ReplaceAll(kind, " ", "-") + "\xff.md"
@@ -243,7 +218,7 @@ func TestSecrets(t *testing.T) {
 	if c := r.record(); short(c.Changes) != `added file "copy.md"` {
 		t.Errorf("%s", short(c.Changes))
 	}
-	if p, err := r.Taint(t.Context(), list[i].Path); err != nil || !slices.Equal(p.Contacted, []string{"a.example"}) {
+	if p, err := r.Taint(t.Context(), list[i].Path, 0); err != nil || !slices.Equal(p.Contacted, []string{"a.example"}) {
 		t.Errorf("the taint of what was released: %+v, %v", p, err)
 	}
 
@@ -345,11 +320,11 @@ func TestQuarantine(t *testing.T) {
 
 func TestMaxBytes(t *testing.T) {
 	r := newRig(t, history.Options{MaxBytes: 1000, Key: key(t)})
-	r.write("stays", strings.Repeat("s", 300))
+	r.write("stays", "s"+noise(100, 299))
 	r.record()
 	var dropped int
 	for i := range 10 {
-		r.write("turns", strings.Repeat(fmt.Sprint(i), 300))
+		r.write("turns", fmt.Sprint(i)+noise(i, 299))
 		dropped += len(r.record().Dropped)
 		r.verify()
 	}
@@ -373,7 +348,7 @@ func TestMaxBytes(t *testing.T) {
 	}
 	// The present files alone are more.
 	for i := range 5 {
-		r.write(fmt.Sprint(i), strings.Repeat(fmt.Sprint("x", i), 150))
+		r.write(fmt.Sprint(i), noise(200+i, 300))
 	}
 	r.record()
 	r.verify()
@@ -412,7 +387,7 @@ func TestCopy(t *testing.T) {
 	if c == nil || c.Number != at+1 || c.Cause.From != "parent" || c.Cause.FromCommit != at {
 		t.Fatalf("%+v", c)
 	}
-	if p, err := s.Taint(t.Context(), "a"); err != nil || !slices.Equal(p.Contacted, []string{"a.example"}) {
+	if p, err := s.Taint(t.Context(), "a", 0); err != nil || !slices.Equal(p.Contacted, []string{"a.example"}) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if list, err := s.Quarantined(t.Context()); err != nil || len(list) != 0 {
@@ -461,17 +436,17 @@ func TestTaint(t *testing.T) {
 			_, err := r.Record(t.Context(), r.f, history.Cause{})
 			r.ok(err)
 		}
-		p, err := r.Taint(t.Context(), tt.path)
+		p, err := r.Taint(t.Context(), tt.path, 0)
 		if got := strings.Join(p.Contacted, " "); err != nil || got != tt.want || p.First > p.Commit {
 			t.Errorf("%s: %+v, %v, want %q", tt.name, p, err, tt.want)
 		}
 	}
 	_, err := r.Rollback(t.Context(), r.f, history.Target{To: 1, Paths: []string{"a"}}, history.Cause{})
 	r.ok(err)
-	if p, err := r.Taint(t.Context(), "a"); err != nil || len(p.Contacted) != 0 || p.First != 1 {
+	if p, err := r.Taint(t.Context(), "a", 0); err != nil || len(p.Contacted) != 0 || p.First != 1 {
 		t.Errorf("rolled back to before it: %+v, %v", p, err)
 	}
-	if _, err := r.Taint(t.Context(), "none"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := r.Taint(t.Context(), "none", 0); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of no file: %v", err)
 	}
 	// More destinations than are listed count as any.
@@ -484,7 +459,7 @@ func TestTaint(t *testing.T) {
 	if len(c.Cause.Contacted) != 100 || c.Cause.MoreContacted != 50 {
 		t.Errorf("%d and %d", len(c.Cause.Contacted), c.Cause.MoreContacted)
 	}
-	if p, err := r.Taint(t.Context(), "many"); err != nil || len(p.Contacted) != 100 || p.MoreContacted != 50 {
+	if p, err := r.Taint(t.Context(), "many", 0); err != nil || len(p.Contacted) != 100 || p.MoreContacted != 50 {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if n, err := r.Since(t.Context(), "140.example"); n != c.Number || err != nil {
@@ -512,14 +487,14 @@ func TestTaintIsRemembered(t *testing.T) {
 		r.ok(err)
 		if i%10 > 0 {
 			for _, name := range names[:1+i%4] {
-				_, _ = r.Taint(t.Context(), name) // it may not be there
+				_, _ = r.Taint(t.Context(), name, 0) // it may not be there
 			}
 			continue
 		}
 		var asked, anew []string
 		for _, list := range []*[]string{&asked, &anew} {
 			for _, name := range names {
-				p, err := r.Taint(t.Context(), name)
+				p, err := r.Taint(t.Context(), name, 0)
 				*list = append(*list, fmt.Sprint(p, err))
 			}
 			if list == &asked {

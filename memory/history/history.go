@@ -8,8 +8,9 @@
 // what is stored. That the newest commits were cut off is found by comparing the last
 // digest with one that is kept elsewhere, such as in the audit log.
 //
-// Contents are kept by their digest, within a bound: older ones that no present file has
-// go first, and the commit says which. The list of commits is bounded too: one that has
+// Contents are kept by their digest, compressed, within a bound: older ones that no present
+// file has go first, and the commit says which. Of a file that grows at its end each version
+// takes what it adds. The list of commits is bounded too: one that has
 // become too large begins anew, with a commit of all that there is. Contents in quarantine are sealed with the
 // installation's key, have left the memory, and are in no other place of the store.
 //
@@ -178,21 +179,26 @@ type Quarantine struct {
 
 // Options of a Store.
 type Options struct {
-	// MaxFile is the size in bytes of the largest contents that are kept; 0 is 1 MiB.
+	// MaxFile is the most that the contents of a version add to those that the file had, in
+	// bytes, if they are kept: all of them, unless they begin with what it had. 0 is 1 MiB.
 	// Up to 16 MiB a version has a digest, above only a size.
 	MaxFile int64
-	// MaxBytes is the size of all contents that are kept, those in quarantine included;
-	// 0 is 256 MiB.
+	// MaxBytes is what all contents that are kept take, compressed, and those in quarantine
+	// as they are; 0 is 256 MiB.
 	MaxBytes int64
 	// MaxLog is the size of the store besides the contents, in bytes: a commit that takes it
 	// beyond is trimmed; 0 is 256 MiB.
 	MaxLog int64
 	// Inspect returns a reason to quarantine contents, or "". Record asks it before it
-	// stores them. A reason must not tell the secret that was found.
+	// stores them: of contents that begin with those that the file had, about the new ones
+	// and a MiB before them. A reason must not tell the secret that was found.
 	Inspect func(ctx context.Context, path string, data []byte) (reason string)
 	// Progress, if not nil, is told how many of the memory's entries Record has compared,
 	// each time that it has read one more of them and 64 have passed.
 	Progress func(done, total int)
+	// Scanned, if not nil, is told each time which entries the memory has, and ErrTruncated if
+	// there are more.
+	Scanned func(entries []memory.Entry, cut error)
 	// Complete, if not nil, adds to the cause of a commit that is about to be stored: the
 	// destinations, since the commit before.
 	Complete func(ctx context.Context, before Commit, c *Cause) error

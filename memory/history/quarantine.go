@@ -30,9 +30,7 @@ func (r *recording) seal(ctx context.Context, c Change, data []byte, reason stri
 	if r.s.o.Key == nil {
 		return fmt.Errorf("%q is to be quarantined (%s), and the history has no key to seal it with", c.Path, reason)
 	}
-	there := false
-	err := each(ctx, r.tx, func(func(...any) error) error { there = true; return nil },
-		"SELECT 1 FROM quarantine WHERE digest = ? AND path = ?", c.Digest, blob(c.Path))
+	there, err := exists(ctx, r.tx, "SELECT 1 FROM quarantine WHERE digest = ? AND path = ?", c.Digest, blob(c.Path))
 	if err != nil || there {
 		return err
 	}
@@ -43,19 +41,6 @@ func (r *recording) seal(ctx context.Context, c Change, data []byte, reason stri
 	_, err = r.exec(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
 		r.commit.Number, r.commit.Time.UnixNano(), blob(c.Path), c.Digest, len(data), c.Mode, reason, sealed)
 	return err
-}
-
-// forget takes contents out of the store.
-func (r *recording) forget(ctx context.Context, d memory.Digest) error {
-	done, err := r.exec(ctx, "DELETE FROM content WHERE digest = ?", d)
-	if err != nil {
-		return err
-	}
-	if n, _ := done.RowsAffected(); n > 0 {
-		r.commit.Dropped = append(r.commit.Dropped, d)
-		r.purge = true
-	}
-	return nil
 }
 
 // leave removes from the memory what is in quarantine.
@@ -106,9 +91,8 @@ func (s *Store) Quarantine(ctx context.Context, f *memory.Folder, paths []string
 }
 
 func (r *recording) forgetUnneeded(ctx context.Context, d memory.Digest) error {
-	needed := d == "" || d == memory.DigestOf(nil)
-	err := each(ctx, r.tx, func(func(...any) error) error { needed = true; return nil }, "SELECT 1 FROM file WHERE digest = ? LIMIT 1", d)
-	if err != nil || needed {
+	needed, err := exists(ctx, r.tx, "SELECT 1 FROM file WHERE digest = ? LIMIT 1", d)
+	if err != nil || needed || d == "" || d == memory.DigestOf(nil) {
 		return err
 	}
 	return r.forget(ctx, d)
@@ -120,6 +104,9 @@ func (r *recording) current(ctx context.Context, path string, v file) ([]byte, e
 		return content(ctx, r.tx, v.Digest)
 	}
 	data, err := r.f.Read(path)
+	if errors.Is(err, memory.ErrTooLarge) && v.Digest == "" {
+		return nil, fmt.Errorf("%q cannot be put in quarantine, it is %w: remove it in the sandbox, or choose other files", path, memory.ErrTooLarge)
+	}
 	if err == nil && memory.DigestOf(data) != v.Digest || replaced(err) {
 		err = fmt.Errorf("%q: %w", path, memory.ErrChanged)
 	}
@@ -156,83 +143,6 @@ func choose[V any](state map[string]V, paths []string) (chosen []string, err err
 	return slices.Compact(chosen), nil
 }
 
-// Recheck asks Inspect again about all contents that are kept and all files of the memory,
-// as Record left them, after Inspect has learned of new secrets. Contents that only earlier
-// versions have leave the store for the quarantine, and are no change of the commit.
-func (s *Store) Recheck(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
-		state, err := files(ctx, r.tx)
-		if err != nil {
-			return err
-		}
-		have := map[memory.Digest][]string{} // of the present files
-		for path, v := range state {
-			if v.Digest != "" {
-				have[v.Digest] = append(have[v.Digest], path)
-			}
-		}
-		before := map[memory.Digest]bool{} // kept, and no present file has them
-		err = each(ctx, r.tx, func(scan func(...any) error) error {
-			var d memory.Digest
-			err := scan(&d)
-			before[d] = have[d] == nil
-			return err
-		}, "SELECT digest FROM content")
-		if err != nil {
-			return err
-		}
-		for d, alone := range before {
-			if alone {
-				if err := r.recheckOld(ctx, d); err != nil {
-					return err
-				}
-			}
-		}
-		for d, paths := range have {
-			slices.Sort(paths)
-			data, err := r.current(ctx, paths[0], state[paths[0]])
-			if errors.Is(err, memory.ErrChanged) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			for _, path := range paths {
-				c := state[path].change(path)
-				reason, err := r.inspect(ctx, c, data)
-				if err == nil && reason != "" {
-					err = errors.Join(r.quarantine(ctx, c, data, reason), r.forget(ctx, d))
-				}
-				if err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-}
-
-// recheckOld inspects contents that only earlier versions have.
-func (r *recording) recheckOld(ctx context.Context, d memory.Digest) error {
-	data, err := content(ctx, r.tx, d)
-	if err != nil {
-		return err
-	}
-	var c Change
-	err = each(ctx, r.tx, func(scan func(...any) error) (err error) { c, err = scanChange(scan); return err },
-		"SELECT "+changeColumns+" FROM change c WHERE c.digest = ? ORDER BY c.number DESC LIMIT 1", d)
-	if err != nil {
-		return err
-	}
-	reason, err := r.inspect(ctx, c, data)
-	if err != nil || reason == "" {
-		return err
-	}
-	return errors.Join(r.seal(ctx, c, data, reason), r.forget(ctx, d))
-}
-
 const quarantineColumns = "id, number, at, path, digest, size, mode, reason"
 
 func scanQuarantine(scan func(...any) error, more ...any) (q Quarantine, err error) {
@@ -244,13 +154,8 @@ func scanQuarantine(scan func(...any) error, more ...any) (q Quarantine, err err
 }
 
 // Quarantined returns what is in quarantine, the oldest first.
-func (s *Store) Quarantined(ctx context.Context) (list []Quarantine, err error) {
-	err = each(ctx, s.read, func(scan func(...any) error) error {
-		q, err := scanQuarantine(scan)
-		list = append(list, q)
-		return err
-	}, "SELECT "+quarantineColumns+" FROM quarantine ORDER BY id")
-	return list, err
+func (s *Store) Quarantined(ctx context.Context) ([]Quarantine, error) {
+	return rows(ctx, s.read, func(scan func(...any) error) (Quarantine, error) { return scanQuarantine(scan) }, "SELECT "+quarantineColumns+" FROM quarantine ORDER BY id")
 }
 
 // inQuarantine returns one entry with its contents.
@@ -276,7 +181,8 @@ func (s *Store) inQuarantine(ctx context.Context, id uint64) (q Quarantine, data
 }
 
 // Release puts a file back to its path, where nothing may be, and inspects these contents
-// no more. Its taint stays. Record comes before it.
+// no more. Its taint stays. Record comes before it. The end of ctx does not part the file
+// from its commit.
 func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,6 +190,7 @@ func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Caus
 	if err != nil {
 		return nil, err
 	}
+	ctx = context.WithoutCancel(ctx)
 	if err := f.Write(q.Path, data, ""); err != nil {
 		return nil, err
 	}

@@ -45,12 +45,9 @@ func (s *Store) Commits(ctx context.Context, f Filter) ([]Commit, error) {
 		return nil, err
 	}
 	defer tx.Rollback()
-	var list []Commit
-	err = each(ctx, tx, func(scan func(...any) error) error {
-		var c Commit
-		err := scanHead(scan, &c)
-		list = append(list, c)
-		return err
+	list, err := rows(ctx, tx, func(scan func(...any) error) (c Commit, err error) {
+		err = scanHead(scan, &c)
+		return c, err
 	}, query+" ORDER BY s.number DESC LIMIT ?", append(args, min(cmp.Or(max(f.Limit, 0), 100), 1000))...)
 	if err != nil {
 		return nil, err
@@ -89,12 +86,11 @@ func at(ctx context.Context, q querier, number uint64) (map[string]Version, erro
 	if number > newest.Number {
 		return nil, fmt.Errorf("%w: %d, the last one is %d", ErrNoCommit, number, newest.Number)
 	}
-	there := number == 0
-	err = each(ctx, q, func(func(...any) error) error { there = true; return nil }, "SELECT 1 FROM commits WHERE number = ?", number)
+	there, err := exists(ctx, q, "SELECT 1 FROM commits WHERE number = ?", number)
 	if err != nil {
 		return nil, err
 	}
-	if !there {
+	if !there && number > 0 {
 		return nil, fmt.Errorf("%w: %d was trimmed", ErrNoCommit, number)
 	}
 	all := map[string]Version{}
@@ -145,19 +141,6 @@ func (s *Store) Content(ctx context.Context, d memory.Digest) ([]byte, error) {
 	return content(ctx, s.read, d)
 }
 
-func content(ctx context.Context, q querier, d memory.Digest) (data []byte, err error) {
-	there := false
-	err = each(ctx, q, func(scan func(...any) error) error { there = true; return scan(&data) }, "SELECT data FROM content WHERE digest = ?", d)
-	switch {
-	case err != nil:
-	case !there:
-		err = fmt.Errorf("%w: %.12s", ErrNotKept, string(d))
-	case memory.DigestOf(data) != d:
-		err = fmt.Errorf("%w: the contents %.12s are others", ErrDamaged, string(d))
-	}
-	return data, err
-}
-
 // Since returns the number of the first commit whose cause names a destination. A cause
 // that lists not all of its destinations may have any.
 func (s *Store) Since(ctx context.Context, destination string) (number uint64, err error) {
@@ -177,9 +160,6 @@ func (s *Store) Verify(ctx context.Context) error {
 		return err
 	}
 	defer tx.Rollback()
-	damaged := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrDamaged, fmt.Sprintf(format, args...))
-	}
 	err = each(ctx, tx, func(scan func(...any) error) error {
 		var text string
 		if err := scan(&text); err != nil || text == "ok" {
@@ -263,24 +243,8 @@ func (s *Store) Verify(ctx context.Context) error {
 	if len(now) != len(state) {
 		return damaged("the state has not all of the commits' files")
 	}
-	err = each(ctx, tx, func(scan func(...any) error) error {
-		var d memory.Digest
-		var size int64
-		var data []byte
-		if err := scan(&d, &size, &data); err != nil {
-			return err
-		}
-		if !kept[d] || memory.DigestOf(data) != d || int64(len(data)) != size {
-			return damaged("the contents %.12s are not what was recorded", string(d))
-		}
-		delete(kept, d)
-		return nil
-	}, "SELECT digest, size, data FROM content")
-	if err != nil {
+	if err := verifyContents(ctx, tx, kept); err != nil {
 		return err
-	}
-	for d := range kept {
-		return damaged("the contents %.12s are missing", string(d))
 	}
 	return each(ctx, tx, func(scan func(...any) error) error {
 		var sealed []byte

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -16,8 +17,10 @@ import (
 	"sallyport/memory"
 )
 
+// maxEntries are the entries that are recorded. Tests have fewer.
+var maxEntries = 100_000
+
 const (
-	maxEntries      = 100_000   // that are recorded
 	maxReadings     = 256 << 20 // bytes that a commit reads; the next one reads the other files
 	maxDestinations = 100       // that a cause lists
 	// settled is how long a time of change must have passed before another one is sure to
@@ -42,6 +45,7 @@ type recording struct {
 
 // exec prepares a statement once.
 func (r *recording) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	r.s.state = nil
 	stmt := r.prepared[query]
 	if stmt == nil {
 		var err error
@@ -133,14 +137,22 @@ func (r *recording) scan(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	state, err := files(ctx, r.tx)
-	if err != nil {
-		return err
+	if r.s.o.Scanned != nil {
+		r.s.o.Scanned(entries, err)
 	}
-	known, told := len(state), 0
+	state := r.s.state
+	if state == nil {
+		if state, err = files(ctx, r.tx); err != nil {
+			return err
+		}
+		r.s.state = state
+	}
+	known, told, met := len(state), 0, 0
 	for i, e := range entries {
 		old, was := state[e.Path]
-		delete(state, e.Path)
+		if was {
+			met++
+		}
 		if !was && known >= maxEntries {
 			r.commit.Incomplete = true
 			continue
@@ -169,7 +181,17 @@ func (r *recording) scan(ctx context.Context) error {
 	if r.commit.Incomplete { // what was not met is not known to be gone
 		return nil
 	}
+	if met == len(state) {
+		return nil
+	}
+	there := map[string]bool{}
+	for _, e := range entries {
+		there[e.Path] = true
+	}
 	for _, path := range slices.Sorted(maps.Keys(state)) {
+		if there[path] {
+			continue
+		}
 		if err := r.add(ctx, Change{Path: path, Op: Removed, Kind: state[path].Kind, Previous: state[path].Digest}, memory.Stamp{}); err != nil {
 			return err
 		}
@@ -194,6 +216,7 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 		c.Op = Added
 	}
 	var data []byte
+	var head memory.Digest // of as much as the file had
 	var err error
 	switch {
 	case e.Kind == memory.KindLink:
@@ -206,7 +229,8 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 	default:
 		r.read += e.Size
 		if data, err = r.f.Read(e.Path); err == nil {
-			c.Digest, c.Size = memory.DigestOf(data), int64(len(data))
+			c.Size = int64(len(data))
+			c.Digest, head = digests(data, min(old.Size, c.Size))
 		}
 	}
 	if replaced(err) {
@@ -216,14 +240,17 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 		return false, err
 	}
 	if c.Digest != "" && c.Digest != old.Digest {
-		reason, err := r.inspect(ctx, c, data)
+		if head != old.Digest {
+			old = file{}
+		}
+		reason, err := r.inspect(ctx, c, unseen(data, old.Size))
 		if err != nil {
 			return false, err
 		}
 		if reason != "" {
 			return false, r.quarantine(ctx, c, data, reason)
 		}
-		if c.Kept, err = r.keep(ctx, c.Digest, data); err != nil {
+		if c.Kept, err = r.keep(ctx, c.Digest, data, old.Digest, old.Size); err != nil {
 			return false, err
 		}
 	} else if c.Digest != "" {
@@ -247,31 +274,29 @@ func replaced(err error) bool {
 	return err != nil
 }
 
+// unseen is what is to be inspected of contents that begin with head bytes which were: all
+// that is new, and enough of the lines before to see what it continues.
+func unseen(data []byte, head int64) []byte {
+	const around = 1 << 20
+	if at := head - around; at > 0 {
+		if end := bytes.IndexByte(data[at:head], '\n'); end >= 0 {
+			return data[at+int64(end)+1:]
+		}
+	}
+	return data
+}
+
 func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string, error) {
 	if r.s.o.Inspect == nil || c.Digest == r.allowed {
 		return "", nil
 	}
-	released := false
-	err := each(ctx, r.tx, func(func(...any) error) error { released = true; return nil },
-		"SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
+	released, err := exists(ctx, r.tx, "SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
 		c.Digest, Added, memory.Released)
 	if err != nil || released {
 		return "", err
 	}
 	reason := r.s.o.Inspect(ctx, c.Path, data)
 	return strings.ToValidUTF8(reason, "\uFFFD"), ctx.Err()
-}
-
-// keep stores contents, if they are within the bound.
-func (r *recording) keep(ctx context.Context, d memory.Digest, data []byte) (bool, error) {
-	if size := int64(len(data)); size > r.s.o.MaxFile || size > r.s.o.MaxBytes {
-		return false, nil
-	}
-	if data == nil {
-		data = []byte{}
-	}
-	_, err := r.exec(ctx, "INSERT INTO content VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", d, r.commit.Number, len(data), data)
-	return true, err
 }
 
 // add puts a change into the commit, and the state after it.
@@ -326,53 +351,13 @@ func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	return c, r.prove(ctx)
 }
 
-// bound drops the oldest contents while all are more than MaxBytes: first those that no
-// present file has, and those in quarantine last.
-func (r *recording) bound(ctx context.Context) error {
-	var total int64
-	err := r.tx.QueryRowContext(ctx, "SELECT (SELECT coalesce(sum(size), 0) FROM content) + (SELECT coalesce(sum(size), 0) FROM quarantine)").Scan(&total)
-	for _, from := range []string{
-		"content d WHERE NOT EXISTS(SELECT 1 FROM file WHERE file.digest = d.digest)",
-		"content d WHERE true", "quarantine d WHERE true",
-	} {
-		if err != nil || total <= r.s.o.MaxBytes {
-			return err
-		}
-		table, _, _ := strings.Cut(from, " ")
-		var drop []memory.Digest
-		enough := errors.New("enough")
-		err = each(ctx, r.tx, func(scan func(...any) error) error {
-			var d memory.Digest
-			var size int64
-			if err := scan(&d, &size); err != nil {
-				return err
-			}
-			drop, total = append(drop, d), total-size
-			if total <= r.s.o.MaxBytes {
-				return enough
-			}
-			return nil
-		}, "SELECT digest, size FROM "+from+" ORDER BY number")
-		if errors.Is(err, enough) {
-			err = nil
-		}
-		for _, d := range drop {
-			if err == nil {
-				_, err = r.exec(ctx, "DELETE FROM "+table+" WHERE digest = ?", d)
-			}
-		}
-		r.commit.Dropped = append(r.commit.Dropped, drop...)
-	}
-	return err
-}
-
 // trim makes the commit the first one if the store is too large without the contents.
 // Each present file may come from any of the destinations then.
 func (r *recording) trim(ctx context.Context) error {
 	var size int64
 	err := r.tx.QueryRowContext(ctx, `SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
 		- (SELECT freelist_count FROM pragma_freelist_count) * (SELECT page_size FROM pragma_page_size)
-		- (SELECT coalesce(sum(size), 0) FROM content) - (SELECT coalesce(sum(length(sealed)), 0) FROM quarantine)`).Scan(&size)
+		- (SELECT coalesce(sum(stored), 0) FROM content) - (SELECT coalesce(sum(length(sealed)), 0) FROM quarantine)`).Scan(&size)
 	if err != nil || size <= r.s.o.MaxLog {
 		return err
 	}
@@ -414,6 +399,13 @@ func (r *recording) trim(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err = r.exec(ctx, "DELETE FROM content WHERE digest NOT IN (SELECT digest FROM file)")
-	return err
+	for _, q := range []string{`DELETE FROM content WHERE id NOT IN (WITH RECURSIVE needed(id) AS (SELECT d.id FROM content d JOIN file USING(digest)
+			UNION SELECT c.base FROM content c JOIN needed USING(id) WHERE c.base > 0) SELECT id FROM needed)`,
+		"UPDATE content SET digest = NULL WHERE digest NOT IN (SELECT digest FROM file)",
+	} {
+		if _, err := r.exec(ctx, q); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -129,10 +129,15 @@ func (d *FileDiff) compare(ctx context.Context, q querier) error {
 // that are not kept, its error wraps [ErrNotKept] and names the files, and nothing is
 // written, unless the target leaves them out. Each file is the old or the new one at any
 // time; after a crash some may be the old ones. Pipes and devices are not made again. If
-// the sandbox keeps changing a file meanwhile, the error wraps [memory.ErrChanged].
+// the sandbox keeps changing a file meanwhile, the error wraps [memory.ErrChanged]. The end
+// of ctx does not part what is written from its commit: it is of effect before that.
 func (s *Store) Rollback(ctx context.Context, f *memory.Folder, t Target, c Cause) (*Commit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	ctx = context.WithoutCancel(ctx)
 	c.Operation, c.FromCommit = memory.RolledBack, t.To
 	for try := 0; ; try++ {
 		err := s.apply(ctx, f, t)

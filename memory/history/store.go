@@ -32,8 +32,10 @@ CREATE TABLE change(path BLOB NOT NULL, number INTEGER NOT NULL, op TEXT NOT NUL
 	size INTEGER NOT NULL, mode TEXT NOT NULL, target BLOB NOT NULL, kept INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY(path, number)) STRICT, WITHOUT ROWID;
 CREATE INDEX changed ON change(number);
 CREATE INDEX origin ON change(digest, number);
-CREATE TABLE content(digest TEXT PRIMARY KEY, number INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
-CREATE INDEX oldest ON content(number, size, digest);
+CREATE TABLE content(id INTEGER PRIMARY KEY, digest TEXT UNIQUE, number INTEGER NOT NULL, size INTEGER NOT NULL, stored INTEGER NOT NULL,
+	base INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
+CREATE INDEX oldest ON content(number, stored);
+CREATE INDEX built ON content(base);
 CREATE TABLE file(path BLOB PRIMARY KEY, number INTEGER NOT NULL, kind TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, mode TEXT NOT NULL,
 	target BLOB NOT NULL, inode INTEGER NOT NULL, changed INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX needed ON file(digest);
@@ -51,10 +53,10 @@ var version = int64(crc32.ChecksumIEEE([]byte(schema)) >> 1)
 // process may have it open.
 type Store struct {
 	o     Options
-	path  string
 	read  *sql.DB
 	mu    sync.Mutex // one writer at a time, from looking at the memory to the commit
 	write *sql.DB
+	state map[string]file // the table file as it is, or nil; guarded by mu
 
 	lineages lineages
 }
@@ -89,7 +91,7 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the memory's history: %w", err)
 	}
-	s := &Store{o: o, path: path}
+	s := &Store{o: o}
 	if s.write, err = sql.Open("sqlite", source(path, "rw")); err != nil {
 		return nil, err
 	}
@@ -157,28 +159,38 @@ func each(ctx context.Context, q querier, do func(scan func(...any) error) error
 	return rows.Err()
 }
 
+// exists says whether a query finds a row.
+func exists(ctx context.Context, q querier, query string, args ...any) (there bool, err error) {
+	err = each(ctx, q, func(func(...any) error) error { there = true; return nil }, query, args...)
+	return there, err
+}
+
+// rows returns what scan makes of each row.
+func rows[T any](ctx context.Context, q querier, scan func(func(...any) error) (T, error), query string, args ...any) (list []T, err error) {
+	err = each(ctx, q, func(row func(...any) error) error {
+		x, err := scan(row)
+		list = append(list, x)
+		return err
+	}, query, args...)
+	return list, err
+}
+
 const changeColumns = "c.path, c.op, c.kind, c.digest, c.previous, c.size, c.mode, c.target, c.kept, c.reason"
 
-func scanChange(scan func(...any) error, more ...any) (Change, error) {
-	var c Change
+func scanChange(scan func(...any) error) (c Change, err error) {
 	var path, target []byte
-	err := scan(append([]any{&path, &c.Op, &c.Kind, &c.Digest, &c.Previous, &c.Size, &c.Mode, &target, &c.Kept, &c.Reason}, more...)...)
+	err = scan(&path, &c.Op, &c.Kind, &c.Digest, &c.Previous, &c.Size, &c.Mode, &target, &c.Kept, &c.Reason)
 	c.Path, c.Target = string(path), string(target)
 	return c, err
 }
 
 // changes are those of a commit at or below a path, or all of them.
-func changes(ctx context.Context, q querier, number uint64, path string) (list []Change, err error) {
+func changes(ctx context.Context, q querier, number uint64, path string) ([]Change, error) {
 	query, args := "SELECT "+changeColumns+" FROM change c WHERE c.number = ?", []any{number}
 	if path != "" {
 		query, args = query+" AND "+within, append(args, blob(path), blob(path+"/"), blob(path+"0"))
 	}
-	err = each(ctx, q, func(scan func(...any) error) error {
-		c, err := scanChange(scan)
-		list = append(list, c)
-		return err
-	}, query+" ORDER BY c.path", args...)
-	return list, err
+	return rows(ctx, q, scanChange, query+" ORDER BY c.path", args...)
 }
 
 // within is of a path and what is below it: "0" is next to "/".
@@ -247,7 +259,7 @@ func files(ctx context.Context, q querier) (map[string]file, error) {
 	return all, err
 }
 
-// Copy writes the history to a new file, for a fork. What is in quarantine is not in it.
+// Copy writes the history to a new file, for a fork. Versions in quarantine are not in it.
 func (s *Store) Copy(ctx context.Context, to string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -57,16 +57,19 @@ func (l *lineages) put(v pathVersion, x lineage) {
 // Taint says where the present contents of a path come from, as far as the last commit
 // knows them. A version has a part of the one before it at its path; contents that were
 // anywhere in the memory before have the provenance that they had there, so that moving,
-// copying and rolling back change nothing. What a program wrote anew from what it had read
-// has the destinations of its own commit only.
-func (s *Store) Taint(ctx context.Context, path string) (Provenance, error) {
+// copying and rolling back change nothing. Text that a program wrote anew from what it had
+// read has the destinations of its own commit only.
+// With a number they are those that the path had by the commit of that number.
+func (s *Store) Taint(ctx context.Context, path string, number uint64) (Provenance, error) {
 	tx, err := s.read.BeginTx(ctx, nil)
 	if err != nil {
 		return Provenance{}, err
 	}
 	defer tx.Rollback()
-	v := pathVersion{path: path}
-	err = each(ctx, tx, func(scan func(...any) error) error { return scan(&v.number) }, "SELECT number FROM file WHERE path = ?", blob(path))
+	v := pathVersion{path: path, number: number}
+	if number == 0 {
+		err = each(ctx, tx, func(scan func(...any) error) error { return scan(&v.number) }, "SELECT number FROM file WHERE path = ?", blob(path))
+	}
 	if err == nil && v.number == 0 {
 		err = fmt.Errorf("%q: %w", path, fs.ErrNotExist)
 	}

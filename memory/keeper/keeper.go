@@ -15,13 +15,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -97,85 +93,26 @@ type store struct {
 	anew     bool              // it compares what may be in the index
 	full     bool              // the log says that the memory has more text than is searched
 	marks    map[string]string // by path, why it is not trusted, as of the last commit
+	left     map[string]string // by path, why it has left the memory in this operation
+	scanned  []memory.Entry    // the memory as this operation has recorded it, or nil
+	cut      error             // why that is not all, or nil
+	due      []note            // were pending, and no commit has them yet
+	moreDue  int               // others that were too many
+	look     string            // of the Index that was the last operation, or ""
+	partly   error             // what the index had not then
 
 	// guarded by Keeper.mu
 	end     context.CancelCauseFunc // of the operation that has the turn
+	yields  bool                    // that operation does, to what hurries
+	hurried int                     // what hurries and has waited for long enough
 	users   int
 	idle    *time.Timer
 	pending []note
-	more    int  // others that were too many
+	others  int  // that were too many for pending
 	noted   bool // a task will record what is pending
 }
 
-// note is a Cause and the caller who is to blame.
-type note struct {
-	memory.Cause
-	caller string
-}
-
-const (
-	maxText  = 64 << 20
-	idleTime = time.Minute
-	// noteDelay has one record for commands that follow each other.
-	noteDelay  = 50 * time.Millisecond
-	maxPending = 16 // different ones: the next version counts the others
-	// patience is for how long what is done to a sandbox waits before it ends an operation
-	// on its memory.
-	patience = 2 * time.Second
-)
-
-// ErrEnded is of an operation that something waited for too long.
-var ErrEnded = errors.New("the sandbox is being stopped, saved, restored, forked or removed: try again")
-
-// use is one operation on a memory.
-type use struct {
-	*store
-	keeper     *Keeper
-	folder     *memory.Folder
-	incomplete error // what its search has not
-}
-
-// in calls do with a sandbox's memory.
-func (k *Keeper) in(ctx context.Context, o memory.Owner, do func(context.Context, *use) error) (err error) {
-	s, err := k.take(o)
-	if err != nil {
-		return err
-	}
-	defer k.put(s)
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	k.mu.Lock()
-	s.end = end
-	k.mu.Unlock()
-	dir := filepath.Join(k.o.Dir, o.Name)
-	release, err := k.o.Hold(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	if s.gone || k.o.Current != nil && !k.o.Current(o) {
-		return fmt.Errorf("%w: sandbox %s: %w", ErrNone, o.Name, fs.ErrNotExist)
-	}
-	s.owner, s.missed, s.marks = o, false, map[string]string{}
-	if err := k.open(ctx, s, dir); err != nil {
-		return err
-	}
-	f, err := memory.Open(memory.Dir(dir))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := do(ctx, &use{store: s, keeper: k, folder: f}); err == nil || ctx.Err() == nil {
-		return err
-	}
-	return context.Cause(ctx)
-}
+const maxText = 64 << 20
 
 // open opens a store's history, unless it is.
 func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
@@ -190,11 +127,13 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
 				s.progress(done, total)
 			}
 		},
+		Scanned: func(entries []memory.Entry, cut error) { s.scanned, s.cut = entries, cut },
 		Complete: func(ctx context.Context, last history.Commit, c *history.Cause) error {
 			return k.contacted(ctx, s.owner.ID, last, c)
 		},
 		Committed: func(ctx context.Context, c *history.Commit) error {
 			clear(s.marks)
+			s.due, s.moreDue = nil, 0
 			return k.tell(ctx, s, c)
 		},
 	})
@@ -206,119 +145,6 @@ func (k *Keeper) open(ctx context.Context, s *store, dir string) error {
 		return errors.Join(err, s.close())
 	}
 	return nil
-}
-
-// index is the search index of the memory in use. It opens the file at the first question:
-// a command, a snapshot and a fork only record.
-type index struct{ *use }
-
-// Update implements layer.Searcher.
-func (x index) Update(ctx context.Context, f *memory.Folder, progress search.Progress) (err error) {
-	if x.use.index == nil {
-		x.use.index, err = search.Open(ctx, filepath.Join(x.keeper.o.Dir, x.owner.Name, memory.IndexFile), search.Options{
-			Embedder: x.keeper.embedder(), MaxText: x.keeper.o.MaxText,
-			// The sandbox may have changed a file since it was recorded: what is found has been
-			// inspected, and is what its provenance is of.
-			Inspect: func(ctx context.Context, path string, data []byte) string {
-				if ok, err := x.history.Has(ctx, path, memory.DigestOf(data)); !ok || err != nil {
-					return "not recorded yet"
-				}
-				return ""
-			},
-		})
-	}
-	if err != nil {
-		return err
-	}
-	err = x.use.index.Update(ctx, f, progress)
-	if errors.Is(err, memory.ErrTruncated) || errors.Is(err, search.ErrFull) {
-		x.incomplete = err
-	}
-	if full := errors.Is(err, search.ErrFull); full != x.full {
-		if x.full = full; full {
-			x.keeper.o.Logger.Warn("a memory is searched in part", "sandbox", x.owner.Name, "error", err)
-		}
-	}
-	return err
-}
-
-// dropIndex removes the index, which is made of the files again. What was removed from it
-// row by row would leave its words there.
-func (k *Keeper) dropIndex(s *store) (err error) {
-	if s.index != nil {
-		err = s.index.Close()
-		s.index = nil
-	}
-	for _, suffix := range []string{"", "-wal", "-shm"} {
-		if e := os.Remove(filepath.Join(k.o.Dir, s.owner.Name, memory.IndexFile+suffix)); !gone(e) {
-			err = errors.Join(err, e)
-		}
-	}
-	return err
-}
-
-// Search implements layer.Searcher. Update comes first.
-func (x index) Search(ctx context.Context, q search.Query) ([]search.Hit, error) {
-	return x.use.index.Search(ctx, q)
-}
-
-// embedder is the model of the embeddings, if there is one. The log has what it fails with:
-// a search goes on without it.
-func (k *Keeper) embedder() search.Embedder {
-	if k.o.Embedder == nil {
-		return nil
-	}
-	return embedder{k.o.Embedder, k.o.Logger}
-}
-
-type embedder struct {
-	search.Embedder
-	log *slog.Logger
-}
-
-func (e embedder) Embed(ctx context.Context, texts []string) ([][]float32, error) {
-	vectors, err := e.Embedder.Embed(ctx, texts)
-	if err != nil {
-		e.log.Warn("a memory is searched by words alone: the model of memory.embeddings failed", "error", err)
-	}
-	return vectors, err
-}
-
-func (k *Keeper) take(o memory.Owner) (*store, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.done {
-		return nil, errors.New("the daemon is ending")
-	}
-	s := k.of[o.ID]
-	if s == nil {
-		s = &store{owner: o, turn: make(chan struct{}, 1)}
-		k.of[o.ID] = s
-	}
-	if s.idle != nil {
-		s.idle.Stop()
-	}
-	s.users++
-	return s, nil
-}
-
-func (k *Keeper) put(s *store) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = time.AfterFunc(idleTime, func() { k.closeIdle(s) })
-	}
-}
-
-func (k *Keeper) closeIdle(s *store) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if s.users == 0 && !s.noted && k.of[s.owner.ID] == s {
-		delete(k.of, s.owner.ID)
-		if err := s.close(); err != nil {
-			k.o.Logger.Warn("the files of a memory could not be closed", "sandbox", s.owner.Name, "error", err)
-		}
-	}
 }
 
 func (s *store) close() (err error) {
@@ -349,25 +175,6 @@ func (k *Keeper) Forget(id string) error {
 	return s.close()
 }
 
-// Interrupt ends the operation on the memory of a sandbox that goes on, if one does.
-func (k *Keeper) Interrupt(id string) {
-	k.mu.Lock()
-	s := k.of[id]
-	k.mu.Unlock()
-	if s != nil {
-		k.interrupt(s)
-	}
-}
-
-// interrupt ends the operation that has the turn.
-func (k *Keeper) interrupt(s *store) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if s.end != nil {
-		s.end(ErrEnded)
-	}
-}
-
 // Close ends what is going on and closes all files.
 func (k *Keeper) Close() error {
 	k.mu.Lock()
@@ -384,153 +191,6 @@ func (k *Keeper) Close() error {
 		errs = append(errs, k.Forget(id))
 	}
 	return errors.Join(errs...)
-}
-
-// Changed tells that a sandbox's memory may have changed. What has is recorded soon.
-func (k *Keeper) Changed(ctx context.Context, o memory.Owner, c memory.Cause) {
-	s, err := k.take(o)
-	if err != nil {
-		return
-	}
-	defer k.put(s)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch n := (note{c, audit.NameOf(ctx)}); {
-	case slices.Contains(s.pending, n):
-	case len(s.pending) < maxPending:
-		s.pending = append(s.pending, n)
-	default:
-		s.more++
-	}
-	if s.noted {
-		return
-	}
-	s.noted = true
-	ctx = context.WithoutCancel(ctx)
-	k.tasks.Go(func() {
-		time.Sleep(noteDelay)
-		err := k.record(ctx, o, memory.Cause{Operation: memory.Found})
-		k.mu.Lock()
-		s.noted = false
-		k.mu.Unlock()
-		if err != nil && !gone(err) {
-			k.o.Logger.Error("a version of a sandbox's memory is missing", "sandbox", o.Name, "error", err)
-		}
-	})
-}
-
-// Record returns when what has changed is recorded. An operation of a caller that takes
-// long is ended for it.
-func (k *Keeper) Record(ctx context.Context, o memory.Owner, c memory.Cause) error {
-	k.mu.Lock()
-	s := k.of[o.ID]
-	k.mu.Unlock()
-	if s != nil {
-		defer time.AfterFunc(patience, func() { k.interrupt(s) }).Stop()
-	}
-	return k.record(ctx, o, c)
-}
-
-func (k *Keeper) record(ctx context.Context, o memory.Owner, c memory.Cause) error {
-	return k.in(ctx, o, func(ctx context.Context, u *use) error {
-		_, err := u.record(ctx, c)
-		return err
-	})
-}
-
-// Inherit gives a child, whose memory is not there yet, the versions of its parent.
-func (k *Keeper) Inherit(ctx context.Context, parent, child memory.Owner) error {
-	return k.in(ctx, parent, func(ctx context.Context, u *use) error {
-		if mark, err := k.recheckMark(parent); err != nil {
-			return err
-		} else if mark != "" {
-			if err := MarkRecheck(filepath.Join(k.o.Dir, child.Name)); err != nil {
-				return err
-			}
-		}
-		return u.history.Copy(ctx, filepath.Join(k.o.Dir, child.Name, memory.HistoryFile))
-	})
-}
-
-// record records what has changed since the last commit, and returns the new one, or nil.
-// Commands that have ended since are its causes, rather than an operation that is not one
-// of the caller's.
-func (u *use) record(ctx context.Context, c memory.Cause) (*history.Commit, error) {
-	commit, err := u.history.Record(ctx, u.folder, u.cause(ctx, c))
-	if commit == nil || err != nil {
-		return commit, err
-	}
-	return commit, u.putBack(ctx, commit)
-}
-
-// putBack has the version before in the place of each file that a commit has put in
-// quarantine, so that a secret in one line costs an agent that line and not all it knows.
-func (u *use) putBack(ctx context.Context, c *history.Commit) error {
-	var paths []string
-	for _, ch := range c.Changes {
-		if ch.Op == history.Quarantined && ch.Previous != "" {
-			paths = append(paths, ch.Path)
-		}
-	}
-	if len(paths) == 0 || c.Trimmed {
-		return nil
-	}
-	_, err := u.history.Rollback(ctx, u.folder, history.Target{To: c.Number - 1, Paths: paths, LeaveOut: true}, u.by(ctx, memory.RolledBack))
-	return err
-}
-
-// cause is a Cause as the history has it.
-func (u *use) cause(ctx context.Context, c memory.Cause) history.Cause {
-	k := u.keeper
-	k.mu.Lock()
-	pending, more := u.pending, u.more
-	u.pending, u.more, u.noted = nil, 0, false
-	k.mu.Unlock()
-	cause := history.Cause{Operation: c.Operation, Caller: audit.NameOf(ctx), Command: c.Command, Session: u.owner.Session, From: c.From}
-	var commands, callers []string
-	for _, p := range pending {
-		commands, callers = append(commands, p.Command), append(callers, p.caller)
-	}
-	if len(pending) > 0 && (c.Operation == memory.Found || c.Operation == memory.Stopped || c.Operation == memory.Snapshot) {
-		cause.Operation, cause.Caller, cause.From = pending[0].Operation, distinct(callers), pending[0].From
-	}
-	if cause.Command == "" {
-		cause.Command = distinct(commands)
-	}
-	if more > 0 {
-		cause.Command += fmt.Sprintf(" and %d more", more)
-	}
-	return cause
-}
-
-// distinct has each name once.
-func distinct(names []string) string {
-	var once []string
-	for _, name := range names {
-		if name != "" && !slices.Contains(once, name) {
-			once = append(once, name)
-		}
-	}
-	return strings.Join(once, ", ")
-}
-
-// begin records what the sandbox has changed, before an operation of a caller's.
-func (u *use) begin(ctx context.Context) error {
-	if _, err := u.record(ctx, memory.Cause{Operation: memory.Found}); err != nil {
-		return err
-	}
-	return u.recheck(ctx)
-}
-
-// change records what the sandbox has changed, calls do, and records what that has
-// changed.
-func (u *use) change(ctx context.Context, operation memory.Operation, do func() error) error {
-	if err := u.begin(ctx); err != nil {
-		return err
-	}
-	err := do()
-	_, recorded := u.record(ctx, memory.Cause{Operation: operation})
-	return errors.Join(err, recorded)
 }
 
 // contacted completes the cause of a commit.

@@ -20,7 +20,7 @@ func MarkRecheck(folder string) error {
 }
 
 // Recheck compares what memories hold with the secrets, in the background, after these are
-// others than they were. What holds one leaves the memory, as if it were written now.
+// others than they were. A file that holds one leaves the memory, as if it were written now.
 func (k *Keeper) Recheck(owners []memory.Owner) error {
 	var errs []error
 	for _, o := range owners {

@@ -29,6 +29,9 @@ type Question struct {
 	Since   time.Time `json:"since,omitzero"`
 	Until   time.Time `json:"until,omitzero"`
 	Budget  int       `json:"budget,omitempty"` // of a text for a context, in tokens; default: 2,000
+	// Look is that of an Index. The answer is of what that has looked at, without another
+	// look at the files, unless the memory has been used since.
+	Look string `json:"look,omitempty"`
 }
 
 // Results are what a question found.
@@ -41,7 +44,7 @@ type Results[T any] struct {
 // Found is a place in a memory's files.
 type Found struct {
 	search.Hit
-	Untrusted string `json:"untrusted,omitempty"` // why it is not trusted
+	memory.Marks
 }
 
 // Text is text for a model.
@@ -63,7 +66,8 @@ type StateRequest struct {
 	Value json.RawMessage `json:"value,omitempty"`
 	// Digest is of the value that the key has. A value that is set with one takes the place
 	// of that value only, and "none" is of no value.
-	Digest memory.Digest `json:"digest,omitempty"`
+	Digest       memory.Digest `json:"digest,omitempty"`
+	memory.Marks               // of the value that is returned
 }
 
 // Keys are those of the working state.
@@ -79,9 +83,10 @@ type RunRequest struct {
 
 // RunStep is what a script writes while it runs, and at the end its exit status.
 type RunStep struct {
-	Stdout []byte `json:"stdout,omitempty"` // base64 in JSON
-	Stderr []byte `json:"stderr,omitempty"`
-	Status *int   `json:"status,omitempty"`
+	Stdout       []byte `json:"stdout,omitempty"` // base64 in JSON
+	Stderr       []byte `json:"stderr,omitempty"`
+	Status       *int   `json:"status,omitempty"`
+	memory.Marks        // of the script, before it runs
 }
 
 // Outcome says how a run of a script ended.
@@ -155,14 +160,14 @@ type CompactRequest struct {
 type Step struct {
 	Done  int `json:"done,omitempty"`
 	Total int `json:"total,omitempty"`
-	// What is done: entries, or the files that are recorded, and then those that are
+	// Steps of a request: entries, or the files that are recorded, and then those that are
 	// indexed.
 	What  string      `json:"what,omitempty"`
 	Plan  *layer.Plan `json:"plan,omitempty"`  // the end of Compact
 	Index *Indexed    `json:"index,omitempty"` // the end of Index
 }
 
-// What of a Step.
+// Parts of a Step.
 const (
 	EntriesCompacted = "entries compacted"
 	FilesRecorded    = "files recorded"
@@ -172,6 +177,7 @@ const (
 // Indexed is what Index has done: the index has what the last version has.
 type Indexed struct {
 	Incomplete string `json:"incomplete,omitempty"` // as of Results
+	Look       string `json:"look,omitempty"`       // for one Question
 }
 
 // Verified says what of a history fits the audit log.
@@ -183,5 +189,12 @@ type Verified struct {
 
 // Commits are a page of the history, the newest first.
 type Commits struct {
-	Commits []history.Commit `json:"commits"`
+	Commits      []history.Commit `json:"commits"`
+	memory.Marks                  // of the file that was asked for, as it is now
+}
+
+// FileDiff is how a file differs between two versions.
+type FileDiff struct {
+	history.FileDiff
+	memory.Marks // of the later one, or of the one that is gone
 }

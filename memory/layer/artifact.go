@@ -16,12 +16,11 @@ type Artifact struct {
 	Digest memory.Digest `json:"digest"`
 	Path   string        `json:"path"`           // relative to the memory
 	Data   []byte        `json:"data,omitempty"` // base64 in JSON; at most 16 MiB
-	// Untrusted says why the artifact is not trusted, or is "".
-	Untrusted string `json:"untrusted,omitempty"`
+	memory.Marks
 }
 
-// PutArtifact writes contents to the file that their digest names. What the sandbox has put
-// in its place is replaced. See [Layers.JudgedArtifact] once that is recorded.
+// PutArtifact writes contents to the file that their digest names. A file that the sandbox
+// has put in its place is replaced.
 func (l *Layers) PutArtifact(ctx context.Context, data []byte) (Artifact, error) {
 	a := Artifact{Digest: memory.DigestOf(data)}
 	a.Path = artifactFolder + string(a.Digest)
@@ -29,12 +28,6 @@ func (l *Layers) PutArtifact(ctx context.Context, data []byte) (Artifact, error)
 		return a, nil
 	}
 	return a, l.change(ctx, a.Path, func([]byte) ([]byte, error) { return append([]byte{}, data...), nil })
-}
-
-// JudgedArtifact adds why an artifact is not trusted.
-func (l *Layers) JudgedArtifact(a Artifact) Artifact {
-	a.Untrusted = l.untrusted(a.Path)
-	return a
 }
 
 var wholeDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -54,5 +47,5 @@ func (l *Layers) Artifact(_ context.Context, d memory.Digest) (Artifact, error) 
 		return Artifact{}, err
 	}
 	a.Data = data
-	return l.JudgedArtifact(a), nil
+	return a, nil
 }

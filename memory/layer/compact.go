@@ -47,9 +47,8 @@ type Summary struct {
 	Type string `json:"type"`
 	// Sources are the paths of the entries that are newly in it.
 	Sources []string `json:"sources"`
-	// Untrusted says why the sources are not trusted, or is "". Trusted and untrusted
-	// entries are never in one summary.
-	Untrusted string `json:"untrusted,omitempty"`
+	// Marks are of the sources. Trusted and untrusted entries are never in one summary.
+	memory.Marks
 	// Before is the bytes of the sources' text, and After of what stands for it.
 	Before int `json:"bytes_before"`
 	After  int `json:"bytes_after,omitempty"`
@@ -208,7 +207,8 @@ func (p part) has(room int) bool {
 	return !p.closed && len(p.sources)+room <= maxSources && p.size < maxSummary
 }
 
-// parts returns the files of a summary. What the sandbox has put in the place of one, and
+// parts returns the files of a summary. A file that the sandbox has put in the place of
+// one, and
 // a trusted one that it has written to since it is not trusted, stays as it is.
 func (c *compaction) parts(name string) (list []part, err error) {
 	for {

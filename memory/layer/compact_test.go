@@ -129,7 +129,7 @@ func TestCompact(t *testing.T) {
 		t.Errorf("%+v, %v", found, err)
 	}
 
-	// Once more, nothing happens. What comes later is added.
+	// Once more, nothing happens. Later entries are added.
 	if plan, err := l.Compact(ctx, before); err != nil || len(plan.Summaries) != 0 || !same(files(t, dir), now) {
 		t.Errorf("%+v, %v", plan, err)
 	}
@@ -181,8 +181,8 @@ func TestCompactAgain(t *testing.T) {
 	}
 }
 
-// What is not trusted gets a summary of its own, and so does what the sandbox has put in a
-// summary's place.
+// Entries that are not trusted get a summary of their own, and so does a file that the sandbox
+// has put in a summary's place.
 func TestCompactTrust(t *testing.T) {
 	l, dir := remember(t)
 	l.Now = func() time.Time { return time.Date(2026, 10, 3, 12, 0, 0, 0, time.UTC) }

@@ -49,8 +49,7 @@ type Entry struct {
 	Text     string            `json:"text"`
 	// Path is relative to the memory. It may hold any byte but NUL.
 	Path string `json:"path"`
-	// Untrusted says why the entry is not to be trusted, or is "".
-	Untrusted string `json:"untrusted,omitempty"`
+	memory.Marks
 }
 
 // front is the front matter of an entry.

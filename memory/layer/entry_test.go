@@ -136,7 +136,7 @@ func TestRetrieve(t *testing.T) {
 	}
 }
 
-// What is left out because it is not trusted takes no room.
+// An entry left out because it is not trusted takes no room.
 func TestRetrieveTrusted(t *testing.T) {
 	l, dir := remember(t)
 	for i := range 15 {
@@ -150,7 +150,7 @@ func TestRetrieveTrusted(t *testing.T) {
 	}
 }
 
-// What is not valid front matter is text.
+// Front matter that is not valid is text.
 func TestFrontMatter(t *testing.T) {
 	laughs := "a: &a [x,x,x,x,x,x,x,x,x]\n"
 	for c := 'b'; c < 'k'; c++ {

@@ -19,7 +19,7 @@ func FuzzParse(f *testing.F) {
 		if got.Path != name || got.ID != name && got.ID != e.ID {
 			t.Errorf("%+v", got)
 		}
-		// What is written is read as it was.
+		// An entry is read as it was written.
 		e := e
 		e.Text, e.Session, e.Metadata = strings.TrimSpace(text), strings.ToValidUTF8(value, ""), map[string]string{"k": strings.ToValidUTF8(value, ""), strings.ToValidUTF8(key, ""): ""}
 		got, _ = parse(name, e.file(nil), time.Time{})

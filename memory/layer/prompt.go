@@ -56,7 +56,7 @@ func (l *Layers) Prompt(ctx context.Context) (string, error) {
 		b.WriteString("\n/memory/memories.md has nothing in it yet.\n")
 		return b.String(), nil
 	}
-	b.WriteString("\n/memory/memories.md:\n\n" + mark(l.untrusted(memory.Index)) + quoted(text))
+	b.WriteString("\n/memory/memories.md:\n\n" + memory.Marks{Untrusted: l.untrusted(memory.Index)}.InText() + quoted(text))
 	if size > maxCore {
 		fmt.Fprintf(&b, "[cut here: %d bytes of %d are shown]\n", len(core), size)
 	}

@@ -44,7 +44,7 @@ func (l *Layers) Retrieve(ctx context.Context, query string, n int, o RetrieveOp
 		return nil, invalid("%d entries: ask for 1 to %d", n, maxFound)
 	}
 	q := search.Query{Text: query, Limit: min(10*n, 1000), Since: o.Since, Until: o.Until, Allow: func(path string) bool {
-		return (strings.HasPrefix(path, entryFolder) || path == turnsFile) && !(o.TrustedOnly && l.untrusted(path) != "")
+		return (strings.HasPrefix(path, entryFolder) || path == TurnsFile) && !(o.TrustedOnly && l.untrusted(path) != "")
 	}}
 	if o.Type != "" {
 		q.Types = []string{o.Type}
@@ -58,8 +58,8 @@ func (l *Layers) Retrieve(ctx context.Context, query string, n int, o RetrieveOp
 	for _, h := range hits {
 		s := Scored{Line: h.Line, Score: h.Score, Passage: h.Text}
 		key := h.Path
-		if h.Path == turnsFile {
-			key = fmt.Sprintf("%s:%d", turnsFile, h.Line)
+		if h.Path == TurnsFile {
+			key = fmt.Sprintf("%s:%d", TurnsFile, h.Line)
 			s.Entry = l.judged(Entry{ID: key, Type: h.Type, Time: h.Time, Session: h.Session, Text: h.Text, Path: h.Path})
 		} else if !seen[key] {
 			s.Entry, err = l.read(h.Path, h.Time)
@@ -87,9 +87,9 @@ const maxShown = 2 << 10
 
 // FormatForContext returns text for a model's context: the entries that match a query, the
 // best first, each with its date, type and id, as many as the budget allows. A token counts
-// as four bytes. It is "" if nothing was found. What was stored is quoted: each of its
-// lines begins with "> ", and no character of it moves a terminal's cursor or hides. What
-// is not trusted is marked, or left out if the options say so.
+// as four bytes. It is "" if nothing was found. Stored text is quoted: each of its
+// lines begins with "> ", and no character of it moves a terminal's cursor or hides. Text
+// that is not trusted is marked, or left out if the options say so.
 func (l *Layers) FormatForContext(ctx context.Context, query string, tokens int, o RetrieveOptions) (string, error) {
 	if tokens < 1 {
 		return "", invalid("a budget of %d tokens", tokens)
@@ -116,7 +116,7 @@ func (l *Layers) FormatForContext(ctx context.Context, query string, tokens int,
 // block is an entry as FormatForContext shows it.
 func (s Scored) block() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n[%s, %s, %s]\n%s", s.Time.Format(time.DateOnly), field(s.Type), field(s.ID), mark(s.Untrusted))
+	fmt.Fprintf(&b, "\n[%s, %s, %s]\n%s", s.Time.Format(time.DateOnly), field(s.Type), field(s.ID), s.InText())
 	text := s.Text
 	if len(text) > maxShown {
 		text = memory.Clip(s.Passage, maxShown)
@@ -130,14 +130,6 @@ func (s Scored) block() string {
 
 // field is a name from outside among our own text, in one word.
 func field(s string) string { return terminal.Word(memory.Clip(s, 256)) }
-
-// mark is the line that says why something is not trusted.
-func mark(untrusted string) string {
-	if untrusted == "" {
-		return ""
-	}
-	return "[untrusted: " + untrusted + "]\n"
-}
 
 // quoted puts "> " before each line of a text from outside.
 func quoted(text string) string {

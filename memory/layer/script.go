@@ -24,7 +24,8 @@ type Script struct {
 	Arguments   string `json:"arguments,omitempty"`
 	// Text begins with "#!". It is empty in a list.
 	Text string `json:"text,omitempty"`
-	// Digest is of the script as it is, or "" if its file is missing.
+	// Digest is of the script as it is, or "" if its file is missing. One that is registered
+	// with a digest takes the place of the script with that only, and [None] is of no script.
 	Digest memory.Digest `json:"digest,omitempty"`
 	// Registered says whether the script is in INDEX.md, and Changed whether it differs
 	// from what was registered.
@@ -32,26 +33,29 @@ type Script struct {
 	Changed    bool `json:"changed"`
 	// LastSuccess and LastFailure are zero if there was none since the script was
 	// registered with its text. Note is of the later one.
-	LastSuccess time.Time `json:"last_success,omitzero"`
-	LastFailure time.Time `json:"last_failure,omitzero"`
-	Note        string    `json:"note,omitempty"`
-	// Untrusted says why the script, or what INDEX.md says of it, is not trusted, or is "".
-	Untrusted string `json:"untrusted,omitempty"`
+	LastSuccess  time.Time `json:"last_success,omitzero"`
+	LastFailure  time.Time `json:"last_failure,omitzero"`
+	Note         string    `json:"note,omitempty"`
+	memory.Marks           // of the script, and of what INDEX.md says of it
 }
 
 const (
 	scriptFolder = "scripts/"
-	scriptIndex  = scriptFolder + "INDEX.md"
-	maxScript    = 1 << 20
-	maxLine      = 1 << 10
+	// ScriptIndex has a section for each script.
+	ScriptIndex = scriptFolder + "INDEX.md"
+	maxScript   = 1 << 20
+	maxLine     = 1 << 10
 )
 
 func scriptFile(name string) (string, error) {
 	if !plainName.MatchString(name) || name[0] == '.' || strings.EqualFold(name, "INDEX.md") {
 		return "", invalid("the script's name %q: a name has 1 to 128 of the characters A-Z a-z 0-9 . _ -, does not begin with a dot and is not INDEX.md", memory.Clip(name, 256))
 	}
-	return scriptFolder + name, nil
+	return ScriptFile(name), nil
 }
+
+// ScriptFile has the script of a name.
+func ScriptFile(name string) string { return scriptFolder + name }
 
 // RegisterScript writes a script, which replaces one of the same name, and its section in
 // INDEX.md: see [Layers.Judged] once that is recorded. Its text has at most 1 MiB, its description and arguments at most 1 KiB each.
@@ -73,12 +77,12 @@ func (l *Layers) RegisterScript(ctx context.Context, s Script) (Script, error) {
 	if len(s.Arguments) > maxLine || !utf8.ValidString(s.Arguments) {
 		return Script{}, invalid("the arguments are not UTF-8 of at most %d bytes", maxLine)
 	}
-	if err := l.change(ctx, file, func([]byte) ([]byte, error) { return []byte(s.Text), nil }); err != nil {
+	if err := l.change(ctx, file, func(now []byte) ([]byte, error) { return []byte(s.Text), expect("the script "+s.Name, now, s.Digest) }); err != nil {
 		return Script{}, err
 	}
 	s.Digest, s.Registered, s.Changed, s.Text = memory.DigestOf([]byte(s.Text)), true, false, ""
 	s.LastSuccess, s.LastFailure, s.Note = time.Time{}, time.Time{}, ""
-	err = l.change(ctx, scriptIndex, func(old []byte) ([]byte, error) {
+	err = l.change(ctx, ScriptIndex, func(old []byte) ([]byte, error) {
 		index := parseIndex(string(old))
 		if i := index.of(s.Name); i >= 0 {
 			if was := index[i].script; was.Digest == s.Digest {
@@ -94,7 +98,7 @@ func (l *Layers) RegisterScript(ctx context.Context, s Script) (Script, error) {
 func (l *Layers) Judged(s Script) Script {
 	s.Untrusted = l.untrusted(scriptFolder + s.Name)
 	if s.Registered {
-		s.Untrusted = join(s.Untrusted, l.untrusted(scriptIndex))
+		s.Untrusted = join(s.Untrusted, l.untrusted(ScriptIndex))
 	}
 	return s
 }
@@ -108,7 +112,7 @@ func (l *Layers) RecordOutcome(ctx context.Context, name string, ok bool, note s
 	if note = oneLine(note); len(note) > maxLine || !utf8.ValidString(note) {
 		return invalid("the note is not UTF-8 of at most %d bytes", maxLine)
 	}
-	return l.change(ctx, scriptIndex, func(old []byte) ([]byte, error) {
+	return l.change(ctx, ScriptIndex, func(old []byte) ([]byte, error) {
 		index := parseIndex(string(old))
 		i := index.of(name)
 		if i < 0 {
@@ -131,7 +135,7 @@ func (l *Layers) Scripts(ctx context.Context) ([]Script, error) {
 }
 
 func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
-	data, err := l.contents(scriptIndex)
+	data, err := l.contents(ScriptIndex)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
@@ -163,7 +167,7 @@ func (l *Layers) scripts() (list []Script, index scriptSections, err error) {
 	}
 	for _, section := range index {
 		if s := section.script; s.Name != "" && !listed[s.Name] {
-			s.Registered, s.Changed, s.Digest, s.Untrusted = true, true, "", l.untrusted(scriptIndex)
+			s.Registered, s.Changed, s.Digest, s.Untrusted = true, true, "", l.untrusted(ScriptIndex)
 			list, listed[s.Name] = append(list, s), true
 		}
 	}
@@ -187,7 +191,7 @@ func (l *Layers) FindScript(ctx context.Context, query string, n int) ([]Script,
 	seen := map[string]bool{}
 	for _, h := range hits {
 		name := strings.TrimPrefix(h.Path, scriptFolder)
-		if h.Path == scriptIndex {
+		if h.Path == ScriptIndex {
 			name = index.at(h.Line)
 		}
 		for _, s := range list {

@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 
-	// What others write in INDEX.md stays.
+	// Text by others in INDEX.md stays.
 	write(t, dir, "scripts/INDEX.md", "Mine: \xff\n"+read(t, dir, "scripts/INDEX.md")+"\n## By hand\n\ndeploy.sh is slow.\n\n# End\n")
 	register("rotate.sh", "Rotates the logs", text+"# other\n")
 	if err := l.RecordOutcome(ctx, "deploy.sh", true, "took\n2 minutes"); err != nil {

@@ -16,15 +16,31 @@ const (
 	maxNames = 100_000
 )
 
+// StateFile has the value of a key of the working state.
+func StateFile(key string) string { return stateFolder + key + ".json" }
+
 func stateFile(key string) (string, error) {
 	if !plainName.MatchString(key) {
 		return "", invalid("the key %q: a key has 1 to 128 of the characters A-Z a-z 0-9 . _ -", memory.Clip(key, 256))
 	}
-	return stateFolder + key + ".json", nil
+	return StateFile(key), nil
 }
 
-// NoState is the digest for SetState of a key that has no value.
-const NoState memory.Digest = "none"
+// None is the digest of what is not there, for what takes the place of something.
+const None memory.Digest = "none"
+
+// expect refuses to replace contents, which are nil if there are none, that have another
+// digest. "" is of any.
+func expect(what string, now []byte, want memory.Digest) error {
+	is := None
+	if now != nil {
+		is = memory.DigestOf(now)
+	}
+	if want != "" && want != is {
+		return fmt.Errorf("%s: %w", what, memory.ErrChanged)
+	}
+	return nil
+}
 
 // SetState gives a key of the working state a value: any JSON of at most 1 MiB. Unless old
 // is "", the value that it replaces has this digest, or the error is [memory.ErrChanged].
@@ -40,14 +56,7 @@ func (l *Layers) SetState(ctx context.Context, key string, value json.RawMessage
 		return invalid("the value of %s is not JSON", key)
 	}
 	return l.change(ctx, name, func(now []byte) ([]byte, error) {
-		digest := NoState
-		if now != nil {
-			digest = memory.DigestOf(now)
-		}
-		if old != "" && old != digest {
-			return nil, fmt.Errorf("the value of %s: %w", key, memory.ErrChanged)
-		}
-		return value, nil
+		return value, expect("the value of "+key, now, old)
 	})
 }
 

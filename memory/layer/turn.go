@@ -9,10 +9,10 @@ import (
 	"sallyport/memory"
 )
 
-const (
-	turnsFile = "conversations.jsonl"
-	maxTurn   = 1 << 20
-)
+// TurnsFile has the conversations, a turn a line.
+const TurnsFile = "conversations.jsonl"
+
+const maxTurn = 1 << 20
 
 // Turn is one line of the conversations.
 type Turn struct {
@@ -37,5 +37,5 @@ func (l *Layers) AppendTurn(ctx context.Context, role, content string) error {
 	if err != nil {
 		return err
 	}
-	return l.Folder.AppendLine(turnsFile, line)
+	return l.Folder.AppendLine(TurnsFile, line)
 }

@@ -15,8 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/corpus"
+	"sallyport/internal/test/must"
+	"sallyport/internal/test/ondisk"
 	"sallyport/memory"
 	"sallyport/memory/search"
+	"sallyport/memory/secretscan"
 )
 
 func (b *box) plant(name, data string) {
@@ -160,6 +164,16 @@ func TestManyFilesAreNotStale(t *testing.T) {
 			t.Errorf("read after the change of %s: %q", name, read)
 		}
 	}
+	for range 2 {
+		time.Sleep(100 * time.Millisecond)
+		b.update()
+	}
+	must.OK(t, os.Remove(filepath.Join(b.dir, "memories/2000.md")))
+	b.plant("memories/new.md", "papaya")
+	b.update()
+	if b.finds("mangosteen1", "memories/2000.md") || !b.finds("papaya", "memories/new.md") || !b.finds("mangosteen2", "memories/4000.md") {
+		t.Error("what was removed is found, or what was written is not")
+	}
 }
 
 func TestUpdateReadsChangedFilesOnly(t *testing.T) {
@@ -203,25 +217,25 @@ func TestUpdateReadsChangedFilesOnly(t *testing.T) {
 	}
 }
 
+// No byte of what must not be indexed is in the index, nor was it before it was removed.
 func TestInspect(t *testing.T) {
-	b := newBox(t, search.Options{Inspect: func(_ context.Context, _ string, data []byte) string {
-		if bytes.Contains(data, []byte("sesame")) {
-			return "a secret"
+	secrets := corpus.Secrets()
+	b := newBox(t, search.Options{Inspect: func(ctx context.Context, path string, data []byte) string {
+		if f, found := secretscan.Find(ctx, path, data); found || bytes.Contains(data, []byte(secrets["known"])) {
+			return "a secret: " + f.Rule
 		}
 		return ""
 	}})
-	b.plant("memories/door.md", "the password is sesame")
+	for kind, text := range secrets {
+		b.plant("memories/door-"+kind+".md", "the password is "+text)
+	}
 	b.update()
-	if !b.finds("door", "memories/door.md") || b.finds("password", "memories/door.md") {
-		t.Error("a file that must not be indexed is found by its text, or not by its name")
-	}
-	files, err := filepath.Glob(b.path + "*")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, f := range files {
-		if data, err := os.ReadFile(f); err != nil || bytes.Contains(data, []byte("sesame")) {
-			t.Errorf("%s has what must not be indexed, or %v", f, err)
+	for kind, text := range secrets {
+		if name := "memories/door-" + kind + ".md"; !b.finds("door "+kind, name) || b.finds("password", name) {
+			t.Errorf("%s, which must not be indexed, is found by its text, or not by its name", name)
+		}
+		if found := ondisk.Find(t, filepath.Dir(b.path), text); len(found) > 0 {
+			t.Errorf("%s is in %q", kind, found)
 		}
 	}
 }
@@ -323,7 +337,7 @@ func TestDamagedIndex(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.open(search.Options{})
-			// What is damaged is known when it is read.
+			// Damage is known when it is read.
 			for try := 0; ; try++ {
 				b.update()
 				hits, err := b.index.Search(t.Context(), search.Query{Text: "number150"})

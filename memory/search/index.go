@@ -74,7 +74,8 @@ type Index struct {
 	db *sql.DB
 
 	update sync.Mutex
-	broken atomic.Bool // a search found the index damaged
+	files  map[string]known // the table file as it is, or nil; guarded by update
+	broken atomic.Bool      // a search found the index damaged
 }
 
 // Open opens the index at path. One that is not there, is damaged, or was made by another
@@ -127,6 +128,7 @@ func connect(path string) (*sql.DB, error) {
 func (x *Index) create(ctx context.Context) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.files = nil
 	if x.db != nil {
 		x.db.Close() // what it says of a damaged index does not matter
 	}
@@ -187,6 +189,16 @@ type Progress func(done, total int)
 // [ErrFull] if it has more text than Options.MaxText, and [ErrEmbedding] if the Embedder
 // failed; the words of all else are up to date then.
 func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress) error {
+	entries, err := f.Scan(MaxFiles)
+	if err != nil && !errors.Is(err, memory.ErrTruncated) {
+		return fmt.Errorf("updating the search index: %w", err)
+	}
+	return x.UpdateTo(ctx, f, entries, err, progress)
+}
+
+// UpdateTo is Update by what [memory.Folder.Scan] has returned just now. Text that is
+// written to a file since is met by this Update, or by the next.
+func (x *Index) UpdateTo(ctx context.Context, f *memory.Folder, entries []memory.Entry, cut error, progress Progress) error {
 	x.update.Lock()
 	defer x.update.Unlock()
 	if progress == nil {
@@ -197,12 +209,12 @@ func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress)
 			return fmt.Errorf("making the search index anew: %w", err)
 		}
 	}
-	news, incomplete, err := x.words(ctx, f, progress)
+	news, incomplete, err := x.words(ctx, f, entries, cut, progress)
 	if damaged(err) {
 		if err := x.create(ctx); err != nil {
 			return fmt.Errorf("making the search index anew: %w", err)
 		}
-		news, incomplete, err = x.words(ctx, f, progress)
+		news, incomplete, err = x.words(ctx, f, entries, cut, progress)
 	}
 	if err != nil {
 		return fmt.Errorf("updating the search index: %w", err)

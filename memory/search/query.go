@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -21,8 +20,6 @@ type Query struct {
 	Limit int // 0 is 10, and 1,000 the most
 	// Types, if any, are those an entry may have.
 	Types []string
-	// Paths is a pattern as of path.Match, or a folder. "" is all.
-	Paths string
 	// Since and Until, if not zero, are the earliest time and the one before which an
 	// entry must be.
 	Since, Until time.Time
@@ -57,7 +54,7 @@ const (
 	maxLooked = 20_000
 	// maxMatches is how many matches are scored: rare words have precedence, and the
 	// newest matches of a word that has more.
-	maxMatches = 3000
+	maxMatches = 2000
 	// maxWords is how many different words of a query are looked for.
 	maxWords = 32
 )
@@ -66,7 +63,7 @@ const (
 // Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet, 2009).
 const (
 	unitWeight     = 1
-	documentWeight = 0.9
+	documentWeight = 0.6
 	vectorWeight   = 1
 	recencyWeight  = 0.005
 	typeWeight     = 0.005
@@ -82,7 +79,7 @@ const (
 	byList = "SELECT value AS id, key AS rank FROM json_each(?) ORDER BY key LIMIT ?"
 )
 
-// Search finds what a query asks for, the best first. A word that more than 4,000 entries
+// Search finds what a query asks for, the best first. A word that more than 2,000 entries
 // have finds the newest of them. If the Embedder fails, its error wraps [ErrEmbedding]
 // and the hits are those of the words alone.
 func (x *Index) Search(ctx context.Context, q Query) ([]Hit, error) {
@@ -325,11 +322,6 @@ func (q Query) admits(h Hit) bool {
 	}
 	if !q.Since.IsZero() && h.Time.Before(q.Since) || !q.Until.IsZero() && !h.Time.Before(q.Until) {
 		return false
-	}
-	if q.Paths != "" && !strings.HasPrefix(h.Path, strings.TrimSuffix(q.Paths, "/")+"/") {
-		if ok, _ := path.Match(q.Paths, h.Path); !ok {
-			return false
-		}
 	}
 	return q.Allow == nil || q.Allow(h.Path)
 }

@@ -29,9 +29,6 @@ func TestQuery(t *testing.T) {
 		{"distinct", search.Query{Text: "apple", Distinct: true}, slices.Concat(both, entries, []string{"plans/plan.md"})},
 		{"all", search.Query{Text: "apple"}, slices.Concat(both, entries[:1], entries[:1], entries[1:2], entries[1:2], entries[2:], entries[2:], []string{"plans/plan.md"})},
 		{"type", search.Query{Text: "apple", Types: []string{"preference", "plan"}, Distinct: true}, []string{entries[1], "plans/plan.md"}},
-		{"folder", search.Query{Text: "apple", Paths: "memories/preference", Distinct: true}, entries[1:2]},
-		{"pattern", search.Query{Text: "apple", Paths: "memories/*/[01].md", Distinct: true}, entries[:2]},
-		{"bad pattern", search.Query{Text: "apple", Paths: "["}, nil},
 		{"time", search.Query{Text: "apple", Since: day(1), Until: day(3), Distinct: true}, entries[:2]},
 		{"allow", search.Query{Text: "apple", Distinct: true, Allow: func(p string) bool { return strings.HasSuffix(p, "2.md") }}, entries[2:]},
 		{"no words", search.Query{Text: "?! ", Until: day(9), Limit: 3, Distinct: true}, entries},
@@ -101,7 +98,7 @@ func FuzzQuery(f *testing.F) {
 		if _, err := b.index.Search(t.Context(), search.Query{Text: s}); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
-		if _, err := b.index.Search(t.Context(), search.Query{Text: "apple", Paths: s, Types: []string{s}}); err != nil {
+		if _, err := b.index.Search(t.Context(), search.Query{Text: "apple", Types: []string{s}}); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
 	})

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxFiles is how many entries of a memory are looked at: as many as its history records.
-	maxFiles = 100_000
+	// MaxFiles is how many entries of a memory are looked at: as many as its history records.
+	MaxFiles = 100_000
 	// maxText is the size of the largest file whose text is indexed, in bytes.
 	maxText = 1 << 20
 	// batch is how many files a transaction is about, and batchText their size in bytes, but
@@ -38,21 +38,19 @@ const left = -1
 
 // words brings the words up to date, and says whether anything had changed. incomplete is a
 // memory.ErrTruncated, an ErrFull, or both.
-func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (news bool, incomplete, err error) {
+func (x *Index) words(ctx context.Context, f *memory.Folder, entries []memory.Entry, cut error, progress Progress) (news bool, incomplete, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	now := time.Now()
-	entries, err := f.Scan(maxFiles)
-	if errors.Is(err, memory.ErrTruncated) {
-		incomplete, err = err, nil
+	incomplete = cut
+	files := x.files
+	if files == nil {
+		if files, err = x.known(ctx); err != nil {
+			return false, nil, err
+		}
+		x.files = files
 	}
-	if err != nil {
-		return false, nil, err
-	}
-	files, err := x.known(ctx)
-	if err != nil {
-		return false, nil, err
-	}
+	met := 0
 	w := &writer{ctx: ctx, index: x, folder: f, now: now}
 	for _, k := range files {
 		w.total += max(0, k.bytes)
@@ -69,8 +67,10 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 		if e.Path == conversations && e.Size > maxConversations {
 			incomplete = errors.Join(incomplete, fmt.Errorf("%w: no turn of %s is found, as %d MiB of it are the most: remove old turns, or move them out of the memory", ErrFull, conversations, maxConversations>>20))
 		}
-		k := files[e.Path]
-		delete(files, e.Path)
+		k, was := files[e.Path]
+		if was {
+			met++
+		}
 		switch {
 		case k.id == 0 || k.stamp != e.Stamp:
 			changed = append(changed, change{e, k})
@@ -78,9 +78,17 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 			waiting = append(waiting, change{e, k})
 		}
 	}
-	if len(files) > 0 {
+	gone := len(files) - met
+	if gone > 0 {
+		there := map[string]bool{}
+		for _, e := range entries {
+			there[e.Path] = e.Kind == memory.KindFile
+		}
 		if err := w.do(func() error {
-			for _, k := range files {
+			for path, k := range files {
+				if there[path] {
+					continue
+				}
 				if err := w.remove(k); err != nil {
 					return err
 				}
@@ -126,7 +134,7 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) 
 	if w.left > 0 {
 		incomplete = errors.Join(incomplete, fmt.Errorf("%w: %d files are found by their names alone, as %d MiB of text are the most: remove files that are not needed, or move them out of the memory", ErrFull, w.left, x.options.MaxText>>20))
 	}
-	return len(changed)+len(files) > 0, incomplete, nil
+	return len(changed)+gone > 0, incomplete, nil
 }
 
 func (x *Index) known(ctx context.Context) (map[string]known, error) {
@@ -163,6 +171,7 @@ type writer struct {
 }
 
 func (w *writer) do(work func() error) error {
+	w.index.files = nil
 	tx, err := w.index.db.BeginTx(w.ctx, nil)
 	if err != nil {
 		return err

@@ -21,17 +21,15 @@ import (
 
 // Finding is a secret that was found. It does not hold the secret.
 type Finding struct {
-	Rule        string // its id
-	Description string
-	Line        int // from 1 on; 0 if the file itself is a secret
+	Rule string // its id
+	Line int    // from 1 on; 0 if the file itself is a secret
 }
 
 // prefilter is all rules, and which of them may match where a keyword is.
 type prefilter struct {
-	rules  []*rule
-	global *allowlist
-	by     map[[2]byte][]keyword // by the keyword's first two bytes
-	first  [1 << 16]bool         // those bytes
+	config
+	by    map[[2]byte][]keyword // by the keyword's first two bytes
+	first [1 << 16]bool         // those bytes
 }
 
 type keyword struct {
@@ -40,13 +38,13 @@ type keyword struct {
 }
 
 var load = sync.OnceValue(func() *prefilter {
-	rules, global, err := parse(gitleaks)
+	c, err := parse(gitleaks)
 	if err != nil {
 		panic("the rules of gitleaks: " + err.Error())
 	}
-	p := &prefilter{rules: rules, global: global, by: map[[2]byte][]keyword{}}
-	for i, r := range rules {
-		for _, k := range r.keywords {
+	p := &prefilter{config: c, by: map[[2]byte][]keyword{}}
+	for i, r := range c.Rules {
+		for _, k := range r.Keywords {
 			text := []byte(strings.ToLower(k))
 			two := [2]byte(text)
 			p.by[two] = append(p.by[two], keyword{text, i})
@@ -74,9 +72,9 @@ const Unsearched = "unsearched"
 // of the file.
 func Find(ctx context.Context, path string, data []byte) (Finding, bool) {
 	p := load()
-	for _, r := range p.rules {
-		if r.regex == nil && r.path.compiled().MatchString(path) {
-			return Finding{Rule: r.id, Description: r.description}, true
+	for _, r := range p.Rules {
+		if r.Regex == nil && r.Path.compiled().MatchString(path) {
+			return Finding{Rule: r.ID}, true
 		}
 	}
 	for at := 0; at < len(data); at += part {
@@ -95,8 +93,8 @@ func Find(ctx context.Context, path string, data []byte) (Finding, bool) {
 // find returns the first secret near the keywords in a part of the data.
 func (p *prefilter) find(ctx context.Context, path string, data []byte, part window) (Finding, bool) {
 	near, work := p.near(data, part), 0
-	for i, r := range p.rules {
-		if len(near[i]) == 0 || r.path != nil && !r.path.compiled().MatchString(path) {
+	for i, r := range p.Rules {
+		if len(near[i]) == 0 || r.Path != nil && !r.Path.compiled().MatchString(path) {
 			continue
 		}
 		for _, w := range near[i] {
@@ -104,12 +102,12 @@ func (p *prefilter) find(ctx context.Context, path string, data []byte, part win
 				return Finding{}, false
 			}
 			if work += w.to - w.from; work > maxWork {
-				return Finding{Rule: Unsearched, Description: "Too many words by which secrets are found stand in it."}, true
+				return Finding{Rule: Unsearched}, true
 			}
-			for _, at := range r.regex.compiled().FindAllIndex(data[w.from:w.to], -1) {
+			for _, at := range r.Regex.compiled().FindAllIndex(data[w.from:w.to], -1) {
 				from, to := w.from+at[0], w.from+at[1]
-				if r.secret(path, data, from, to, p.global) {
-					return Finding{r.id, r.description, 1 + bytes.Count(data[:from], []byte("\n"))}, true
+				if r.secret(path, data, from, to, p.Allowlist) {
+					return Finding{r.ID, 1 + bytes.Count(data[:from], []byte("\n"))}, true
 				}
 			}
 		}
@@ -123,7 +121,7 @@ type window struct{ from, to int }
 // near returns where each rule has to search for keywords in a part of the data: as far from its keywords as a match is long,
 // and on to the next space, so that none ends only because a window does.
 func (p *prefilter) near(data []byte, part window) [][]window {
-	near := make([][]window, len(p.rules))
+	near := make([][]window, len(p.Rules))
 	lower := slices.Clone(data)
 	for i, c := range lower {
 		if 'A' <= c && c <= 'Z' {
@@ -138,7 +136,7 @@ func (p *prefilter) near(data []byte, part window) [][]window {
 			if !bytes.HasPrefix(lower[i:], k.text) {
 				continue
 			}
-			reach, list := p.rules[k.rule].regex.reach(), near[k.rule]
+			reach, list := p.Rules[k.rule].Regex.reach(), near[k.rule]
 			w := window{max(0, i-reach), min(len(data), i+len(k.text)+reach)}
 			if last := len(list) - 1; last >= 0 && w.from <= list[last].to {
 				list[last].to = w.to
@@ -166,8 +164,8 @@ func space(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r'
 func (r *rule) secret(path string, data []byte, from, to int, global *allowlist) bool {
 	match := bytes.Trim(data[from:to], "\n")
 	secret := match
-	if groups := r.regex.compiled().FindSubmatch(match); len(groups) > 1 && r.group > 0 {
-		secret = groups[r.group]
+	if groups := r.Regex.compiled().FindSubmatch(match); len(groups) > 1 && r.SecretGroup > 0 {
+		secret = groups[r.SecretGroup]
 	} else if len(groups) > 1 {
 		for _, g := range groups[1:] {
 			if len(g) > 0 {
@@ -176,14 +174,14 @@ func (r *rule) secret(path string, data []byte, from, to int, global *allowlist)
 			}
 		}
 	}
-	if r.entropy > 0 && entropy(secret) <= r.entropy {
+	if r.Entropy > 0 && entropy(secret) <= r.Entropy {
 		return false
 	}
 	line := data[bytes.LastIndexByte(data[:from], '\n')+1:]
 	if end := bytes.IndexByte(data[to:], '\n'); end >= 0 {
 		line = line[:len(line)-len(data)+to+end]
 	}
-	for _, a := range append([]*allowlist{global}, r.allowlists...) {
+	for _, a := range append([]*allowlist{global}, r.Allowlists...) {
 		if a.allows(path, secret, match, line) {
 			return false
 		}
@@ -192,20 +190,20 @@ func (r *rule) secret(path string, data []byte, from, to int, global *allowlist)
 }
 
 func (a *allowlist) allows(path string, secret, match, line []byte) bool {
-	target := map[string][]byte{"": secret, "match": match, "line": line}[a.target]
+	target := map[string][]byte{"": secret, "match": match, "line": line}[a.RegexTarget]
 	regex, stopword, where := false, false, false
-	for _, p := range a.regexes {
+	for _, p := range a.Regexes {
 		regex = regex || p.compiled().Match(target)
 	}
 	lower := bytes.ToLower(secret)
-	for _, w := range a.stopwords {
+	for _, w := range a.Stopwords {
 		stopword = stopword || bytes.Contains(lower, []byte(strings.ToLower(w)))
 	}
-	for _, p := range a.paths {
+	for _, p := range a.Paths {
 		where = where || p.compiled().MatchString(path)
 	}
-	if a.and {
-		return (regex || len(a.regexes) == 0) && (stopword || len(a.stopwords) == 0) && (where || len(a.paths) == 0)
+	if a.Condition == "AND" {
+		return (regex || len(a.Regexes) == 0) && (stopword || len(a.Stopwords) == 0) && (where || len(a.Paths) == 0)
 	}
 	return regex || stopword
 }

@@ -54,6 +54,7 @@ func (c *call) edit(name string, change func(p place, text []byte) (edited []byt
 
 func (c *call) replace() (string, error) {
 	name, old, new := c.text("path"), c.text("old_str"), c.text("new_str")
+	c.shown = true
 	return c.edit(name, func(p place, text []byte) ([]byte, string, error) {
 		lines, first, more := find(text, []byte(old))
 		switch {

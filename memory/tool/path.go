@@ -75,7 +75,7 @@ func (p place) fits() error {
 	return nil
 }
 
-// follow sets the real name. What comes after a name that leads nowhere stays as it is.
+// follow sets the real name. The part after a name that leads nowhere stays as it is.
 func (c *call) follow(p *place) error {
 	links, parts := 0, strings.Split(p.name, "/")
 	p.real = "."

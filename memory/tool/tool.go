@@ -30,6 +30,10 @@ import (
 type Answer struct {
 	Content string `json:"content"`
 	IsError bool   `json:"is_error"`
+	// Path is of the file that was shown or written, relative to the memory, or "". Shown says
+	// whether the content has text of it.
+	Path  string `json:"-"`
+	Shown bool   `json:"-"`
 }
 
 // Run runs the command in the input of a tool_use block, as the model wrote it.
@@ -39,7 +43,11 @@ func Run(ctx context.Context, f *memory.Folder, input json.RawMessage) Answer {
 	if err != nil {
 		content = err.Error()
 	}
-	return Answer{Content: strings.ToValidUTF8(content, "\uFFFD"), IsError: err != nil}
+	a := Answer{Content: strings.ToValidUTF8(content, "\uFFFD"), IsError: err != nil}
+	if err == nil {
+		a.Path, a.Shown = c.path, c.shown
+	}
+	return a
 }
 
 // call is one command.
@@ -48,9 +56,11 @@ type call struct {
 	folder  *memory.Folder
 	command string
 	fields  map[string]json.RawMessage
-	err     error // of the parameters, the first one
-	names   int   // how many more are listed
-	work    int   // how many more folders are walked through
+	err     error  // of the parameters, the first one
+	path    string // as of Answer
+	shown   bool
+	names   int // how many more are listed
+	work    int // how many more folders are walked through
 }
 
 var commands = map[string]func(*call) (string, error){
@@ -101,7 +111,7 @@ func (c *call) create() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err = p.fits(); err == nil {
+	if c.path, err = p.real, p.fits(); err == nil {
 		err = c.folder.Write(p.real, []byte(text), "")
 	}
 	switch {

@@ -94,7 +94,7 @@ func TestInput(t *testing.T) {
 	}
 }
 
-// What a hostile sandbox puts into its memory harms nothing, and no command gets out.
+// Files that a hostile sandbox puts into its memory harm nothing, and no command gets out.
 func TestHostile(t *testing.T) {
 	base := t.TempDir()
 	plant(t, base, true)
@@ -204,7 +204,7 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// What is long ends early, and says so.
+// A long output ends early, and says so.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	f := open(t, dir)

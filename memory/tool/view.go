@@ -45,6 +45,7 @@ func (c *call) view() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	c.shown = true
 	n := count(text)
 	if n > maxLines {
 		return "", fmt.Errorf("File %s has too many lines (%d). Maximum is 999,999 lines.", p.path, n)
@@ -62,6 +63,7 @@ func (c *call) view() (string, error) {
 }
 
 func (c *call) read(p place) ([]byte, error) {
+	c.path = p.real
 	text, err := c.folder.Read(p.real)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("The file %s no longer exists (may have been deleted or renamed concurrently).", p.path)

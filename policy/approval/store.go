@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/time/rate"
+
+	"sallyport/internal/periodic"
 )
 
 // Options of a Store.
@@ -70,7 +72,7 @@ func Open(o Options) (*Store, error) {
 }
 
 // Ask takes a use of a grant that covers what is asked, says what became of an
-// earlier question, or lists it. Whoever is told that it is pending asks again,
+// earlier question, or lists it. A caller that is told that it is pending asks again,
 // with the id, when woken or when its time is over.
 func (s *Store) Ask(q Question) (Verdict, error) {
 	q.Timeout = min(max(q.Timeout, MinTimeout), MaxTimeout)
@@ -128,7 +130,7 @@ func (s *Store) ask(q Question) (Verdict, *Change, error) {
 	return Verdict{State: Pending, ID: w.ID, Expires: w.Expires}, &Change{State: Pending, Request: w.Request}, nil
 }
 
-// earlier finds the question that q repeats. What is not held is known by its
+// earlier finds the question that q repeats. A request that is not held is known by its
 // subject, and a no stands for its time however it is asked again.
 func (s *Store) earlier(q Question) *waiting {
 	if w := s.waiting[q.ID]; w != nil && w.Subject.SandboxID == q.Subject.SandboxID {
@@ -416,19 +418,12 @@ func (s *Store) tell(told []Change) {
 
 // Run ends what has had its time, soon after, until ctx is done.
 func (s *Store) Run(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			s.mu.Lock()
-			told := s.sweep()
-			s.mu.Unlock()
-			s.tell(told)
-		}
-	}
+	return periodic.Run(ctx, time.Second, func(time.Time) {
+		s.mu.Lock()
+		told := s.sweep()
+		s.mu.Unlock()
+		s.tell(told)
+	})
 }
 
 // List is what waits and what is granted, oldest first, and a channel that is

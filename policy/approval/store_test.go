@@ -117,8 +117,8 @@ func variants(t *testing.T) map[string]approval.Subject {
 	return all
 }
 
-// What is approved is bound to every field but those that are the same by
-// another name: whatever else changes has not been approved.
+// An approval is bound to every field but those that are the same by another name: a request
+// that differs in any other has not been approved.
 func TestBound(t *testing.T) {
 	// A sandbox's name and owner go with its ID, and the keys with the query.
 	free := []string{"Sandbox", "Owner", "QueryKeys"}
@@ -185,8 +185,8 @@ func TestOnceIsUsedUp(t *testing.T) {
 	}
 }
 
-// What is given for a request on an open connection is that request's, and
-// nobody's when it has gone.
+// An approval for a request on an open connection is that request's, and nobody's when it has
+// gone.
 func TestHeld(t *testing.T) {
 	d := newDesk(t)
 	q := approval.Question{Subject: subject(), Held: true}
@@ -346,7 +346,7 @@ func TestBadAnswers(t *testing.T) {
 	if _, err := d.Answer("x", approval.Answer{Approve: true}, alice); !errors.Is(err, approval.ErrUnknown) {
 		t.Errorf("to nothing: %v", err)
 	}
-	// What cannot be recorded does not happen.
+	// A change that cannot be recorded does not happen.
 	d.fail = errors.New("disk full")
 	if _, err := d.Answer(id, approval.Answer{Approve: true}, alice); !errors.Is(err, d.fail) {
 		t.Errorf("without a record: %v", err)

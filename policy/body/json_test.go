@@ -98,7 +98,7 @@ func TestReadJSON(t *testing.T) {
 	}
 }
 
-// What no reader agrees about is not in the error, nor is anything else of it.
+// The part that readers disagree about is not in the error, nor is anything else of the body.
 func TestReadJSONQuotesNothing(t *testing.T) {
 	for _, text := range []string{`{"a": sesame}`, `{"sesame": 1, "sesame": 2}`, `"sesame`, `sesame`, `["sesame"] sesame`} {
 		if _, err := readJSON([]byte(text)); err == nil || strings.Contains(err.Error(), "sesame") {

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
 	"sallyport/policy/validate"
@@ -21,7 +22,7 @@ import (
 // place of the document's own; a folder is read as [Source].Dir is.
 //
 // No finding that is an error means that Compile will take it.
-func Run(ctx context.Context, doc policy.Document, regoText ...string) []policy.Finding {
+func Run(ctx context.Context, doc policy.Document, regoText ...string) []finding.Finding {
 	rules, findings := validate.Rules(doc)
 	findings = append(findings, notes(doc, rules)...)
 	t, err := rego.Load("")
@@ -36,14 +37,14 @@ func Run(ctx context.Context, doc policy.Document, regoText ...string) []policy.
 		err = errors.Join(err, t.Read(path))
 	}
 	broken := false
-	for _, f := range policy.Findings(err) {
+	for _, f := range finding.Findings(err) {
 		if f.Path == "policy.dir" && len(regoText) == 0 {
 			f.Position = doc.Position(f.Path)
 		}
-		broken = broken || f.Kind == policy.RegoSyntax || f.Kind == policy.BadData
+		broken = broken || f.Kind == finding.RegoSyntax || f.Kind == finding.BadData
 		findings = append(findings, f)
 	}
-	if slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Severity == policy.Error && f.Kind < policy.RegoSyntax }) {
+	if slices.ContainsFunc(findings, func(f finding.Finding) bool { return f.Severity == finding.Error && f.Kind < finding.RegoSyntax }) {
 		rules = nil // they are of no use
 	} else {
 		findings = append(findings, lintTeam(t, rules)...)
@@ -57,13 +58,13 @@ func Run(ctx context.Context, doc policy.Document, regoText ...string) []policy.
 
 // compileTeam gives the compiler's errors. The rules of the document are data:
 // they make no difference to it.
-func compileTeam(ctx context.Context, t *rego.Team) []policy.Finding {
+func compileTeam(ctx context.Context, t *rego.Team) []finding.Finding {
 	if len(t.Modules) == 0 {
 		return nil
 	}
-	found := policy.Findings(engine.CompileRego(ctx, t))
+	found := finding.Findings(engine.CompileRego(ctx, t))
 	// A circle goes through Sallyport's own rules too, where nothing can be mended.
-	inTeam := slices.DeleteFunc(slices.Clone(found), func(f policy.Finding) bool { return t.Modules[f.Position.File] == nil })
+	inTeam := slices.DeleteFunc(slices.Clone(found), func(f finding.Finding) bool { return t.Modules[f.Position.File] == nil })
 	if len(inTeam) > 0 {
 		return inTeam
 	}
@@ -71,18 +72,18 @@ func compileTeam(ctx context.Context, t *rego.Team) []policy.Finding {
 }
 
 // notes are about rules that do what they say, and less than somebody may think.
-func notes(doc policy.Document, rules []rule.Rule) []policy.Finding {
-	var findings []policy.Finding
+func notes(doc policy.Document, rules []rule.Rule) []finding.Finding {
+	var findings []finding.Finding
 	for _, r := range rules {
 		if r.Type != policy.TypeEgress {
 			continue
 		}
 		if r.Action == policy.Tunnel {
-			findings = append(findings, policy.Tunnelled.Finding(doc.Position(r.Path), r.Path, "passes unread: no method, path or credential is decided inside, and no answer searched",
+			findings = append(findings, finding.Tunnelled.Finding(doc.Position(r.Path), r.Path, "passes unread: no method, path or credential is decided inside, and no answer searched",
 				"write action: allow if it is HTTP and its client trusts Sallyport's authority"))
 		}
 		if r.Action == policy.Allow && slices.Contains(r.Protocols, policy.ProtocolHTTP) {
-			findings = append(findings, policy.Clear.Finding(doc.Position(r.Path+".plain"), r.Path, "also allows requests without TLS, which anybody on the way reads and changes",
+			findings = append(findings, finding.Clear.Finding(doc.Position(r.Path+".plain"), r.Path, "also allows requests without TLS, which anybody on the way reads and changes",
 				"leave plain out where the destination speaks TLS"))
 		}
 	}
@@ -90,8 +91,8 @@ func notes(doc policy.Document, rules []rule.Rule) []policy.Finding {
 }
 
 // Tidy sorts findings by where they are, and leaves out what is said twice.
-func Tidy(findings []policy.Finding) []policy.Finding {
-	slices.SortStableFunc(findings, func(a, b policy.Finding) int {
+func Tidy(findings []finding.Finding) []finding.Finding {
+	slices.SortStableFunc(findings, func(a, b finding.Finding) int {
 		return cmp.Or(
 			cmp.Compare(a.Position.File, b.Position.File),
 			a.Position.Line-b.Position.Line,
@@ -102,9 +103,9 @@ func Tidy(findings []policy.Finding) []policy.Finding {
 	})
 	mistyped := map[string]bool{}
 	for _, f := range findings {
-		mistyped[f.Path] = mistyped[f.Path] || f.Kind == policy.WrongType
+		mistyped[f.Path] = mistyped[f.Path] || f.Kind == finding.WrongType
 	}
-	return slices.DeleteFunc(slices.Compact(findings), func(f policy.Finding) bool {
-		return f.Path != "" && mistyped[f.Path] && f.Kind != policy.WrongType // of what it is taken for instead
+	return slices.DeleteFunc(slices.Compact(findings), func(f finding.Finding) bool {
+		return f.Path != "" && mistyped[f.Path] && f.Kind != finding.WrongType // of what it is taken for instead
 	})
 }

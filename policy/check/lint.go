@@ -8,15 +8,17 @@ import (
 	"sallyport/internal/hostname"
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
+	"sallyport/policy/urlpath"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
 // lintTeam finds what a team's Rego says that the compiler takes and that cannot
 // be meant. The rules are those of the document beside it.
-func lintTeam(t *rego.Team, rules []rule.Rule) []policy.Finding {
+func lintTeam(t *rego.Team, rules []rule.Rule) []finding.Finding {
 	l := &linter{used: map[string]bool{}}
 	names := make([]string, 0, len(t.Modules))
 	for name, m := range t.Modules {
@@ -35,14 +37,14 @@ func lintTeam(t *rego.Team, rules []rule.Rule) []policy.Finding {
 }
 
 type linter struct {
-	findings []policy.Finding
+	findings []finding.Finding
 	used     map[string]bool // names that some rule refers to
 	offers   []*ast.Rule     // allow rules that ask for a request
 	opening  bool            // some allow rule does not
 	clock    bool
 }
 
-func (l *linter) say(k policy.Kind, at *ast.Location, message, fix string) {
+func (l *linter) say(k finding.Kind, at *ast.Location, message, fix string) {
 	l.findings = append(l.findings, k.Finding(rego.Position(at), "", message, fix))
 }
 
@@ -76,12 +78,12 @@ func (l *linter) uses(m *ast.Module) {
 func (l *linter) rule(m *ast.Module, r *ast.Rule) {
 	name := r.Head.Ref()[0].Value.String()
 	member := slices.Contains(rego.SetNames, name)
-	if near := policy.Nearest(name, rego.SetNames); !member && near != "" && !l.used[name] && len(r.Head.Args) == 0 {
+	if near := finding.Nearest(name, rego.SetNames); !member && near != "" && !l.used[name] && len(r.Head.Args) == 0 {
 		fix := "did you mean " + near + " contains …?"
 		if r.Head.RuleKind() == ast.MultiValue {
 			fix = fmt.Sprintf("did you mean %s contains %s?", near, r.Head.Key)
 		}
-		l.say(policy.Misspelt, r.Location, fmt.Sprintf("%s takes part in no decision, and nothing refers to it", name), fix)
+		l.say(finding.Misspelt, r.Location, fmt.Sprintf("%s takes part in no decision, and nothing refers to it", name), fix)
 	}
 	for at := r; at != nil; at = at.Else {
 		l.body(at.Body)
@@ -107,7 +109,7 @@ const nowName = "time.now_ns"
 func (l *linter) tick(reads bool, at *ast.Location) {
 	if reads && !l.clock {
 		l.clock = true
-		l.say(policy.NothingKept, at, "the policy reads the clock, so every request is evaluated anew",
+		l.say(finding.NothingKept, at, "the policy reads the clock, so every request is evaluated anew",
 			"leave it if that is meant, else decide without "+nowName)
 	}
 }
@@ -146,7 +148,7 @@ func (l *linter) offer(r *ast.Rule) {
 		return false
 	})
 	if !asks && !others {
-		l.say(policy.Unconditional, r.Location, "allows every destination to every sandbox that no deny stops",
+		l.say(finding.Unconditional, r.Location, "allows every destination to every sandbox that no deny stops",
 			"add a condition, as in if input.destination.host == \"api.example.com\"")
 	}
 	if asksFor(r.Body, "request") {
@@ -163,7 +165,7 @@ func (l *linter) unreachable(rules []rule.Rule) {
 		return
 	}
 	for _, r := range l.offers {
-		l.say(policy.RequestOnly, r.Location, "no request reaches it: nothing allows the name and the connection before, where there is no input.request",
+		l.say(finding.RequestOnly, r.Location, "no request reaches it: nothing allows the name and the connection before, where there is no input.request",
 			"add an allow for the phases dns and connect, as in if { input.destination.host == …; not input.request }")
 	}
 }
@@ -177,7 +179,7 @@ func (l *linter) body(body ast.Body) {
 		}
 		if t, ok := e.Terms.(*ast.Term); ok {
 			if b, ok := t.Value.(ast.Boolean); ok && !bool(b) {
-				l.say(policy.NeverHolds, e.Location, "false never holds, so the rule does nothing", "remove the rule")
+				l.say(finding.NeverHolds, e.Location, "false never holds, so the rule does nothing", "remove the rule")
 			}
 		}
 		if !e.IsEquality() && !isEqual(e) || len(e.Operands()) != 2 {
@@ -190,7 +192,7 @@ func (l *linter) body(body ast.Body) {
 		path := ref.String()
 		l.value(e, path, want)
 		if other := known[path]; other != nil && !other.Equal(want) {
-			l.say(policy.NeverHolds, e.Location, fmt.Sprintf("%s cannot be both %v and %v", path, other, want),
+			l.say(finding.NeverHolds, e.Location, fmt.Sprintf("%s cannot be both %v and %v", path, other, want),
 				fmt.Sprintf("write %s in {%v, %v} to mean either", path, other, want))
 		}
 		known[path] = want
@@ -201,7 +203,7 @@ func (l *linter) body(body ast.Body) {
 	}
 	for _, e := range body {
 		if !e.Negated && len(e.With) == 0 && asksFor(e, "request") {
-			l.say(policy.NeverHolds, e.Location, fmt.Sprintf("there is no input.request in phase %s", bare(phase)), "write input.phase == \"request\", or look at input.destination")
+			l.say(finding.NeverHolds, e.Location, fmt.Sprintf("there is no input.request in phase %s", bare(phase)), "write input.phase == \"request\", or look at input.destination")
 			return
 		}
 	}
@@ -244,13 +246,13 @@ func (l *linter) value(e *ast.Expr, path string, want *ast.Term) {
 		return // of another type: the compiler's to say
 	}
 	text := string(s)
-	never := func(message, fix string) { l.say(policy.NeverHolds, e.Location, message, fix) }
+	never := func(message, fix string) { l.say(finding.NeverHolds, e.Location, message, fix) }
 	if enum := enums[path]; enum != nil {
 		if slices.Contains(enum, text) {
 			return
 		}
 		fix := "write one of " + strings.Join(enum, ", ")
-		if near := policy.Nearest(text, enum); near != "" {
+		if near := finding.Nearest(text, enum); near != "" {
 			fix = fmt.Sprintf("did you mean %q?", near)
 		}
 		never(fmt.Sprintf("%s is never %q", path, text), fix)
@@ -272,7 +274,7 @@ func (l *linter) value(e *ast.Expr, path string, want *ast.Term) {
 			never(fmt.Sprintf("%s is never %q: it is in lower case, without trailing dot", path, text), fmt.Sprintf("write %q", host))
 		}
 	case "input.request.path", "input.request.raw_path":
-		if clean, err := policy.NormalizePath(text); err != nil || clean != text {
+		if clean, err := urlpath.Normalize(text); err != nil || clean != text {
 			never(fmt.Sprintf("%s is never %q: it is decoded and normalised, and without the query", path, text),
 				"write the path as a server resolves it, and an encoded slash as %2F")
 		}
@@ -294,7 +296,7 @@ func (l *linter) unseen(t *rego.Team, rules []rule.Rule) {
 	}
 	for _, r := range rules {
 		if r.Body != nil {
-			l.findings = append(l.findings, policy.BodyUnseen.Finding(r.Position, r.Path+".body",
+			l.findings = append(l.findings, finding.BodyUnseen.Finding(r.Position, r.Path+".body",
 				"no Rego looks at input.request.body: whatever is JSON passes",
 				"deny what must not pass, as in deny contains \"…\" if not input.request.body.json.model in {…}, or remove it"))
 		}

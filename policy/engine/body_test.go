@@ -11,6 +11,7 @@ import (
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/body"
+	"sallyport/policy/finding"
 	"sallyport/policy/validate"
 
 	"github.com/google/go-cmp/cmp"
@@ -184,7 +185,7 @@ func TestBodyIsChecked(t *testing.T) {
 		{policy.EgressRule{Body: &policy.BodyView{JSON: 1}, Action: policy.Approve}, ""},
 	} {
 		test.rule.Destination = "a.example.com"
-		if got := policy.JoinErrors(validate.Document(policy.Document{Egress: []policy.EgressRule{test.rule}})); test.want == "" && got != nil || test.want != "" && (got == nil || !strings.Contains(got.Error(), test.want)) {
+		if got := finding.JoinErrors(validate.Document(policy.Document{Egress: []policy.EgressRule{test.rule}})); test.want == "" && got != nil || test.want != "" && (got == nil || !strings.Contains(got.Error(), test.want)) {
 			t.Errorf("%+v: got %v, want %q", test.rule.Body, got, test.want)
 		}
 	}
@@ -196,18 +197,18 @@ func TestBodyIsNoRepetition(t *testing.T) {
 	for _, test := range []struct {
 		first, second *policy.BodyView
 		action        policy.Action
-		want          []policy.Kind
+		want          []finding.Kind
 	}{
 		{without, with, policy.Allow, nil},
 		{with, without, policy.Allow, nil},
 		{with, &policy.BodyView{JSON: 20}, policy.Allow, nil},
 		{with, &policy.BodyView{GraphQL: 10}, policy.Allow, nil},
-		{with, &policy.BodyView{JSON: 10}, policy.Allow, []policy.Kind{policy.Repeated}},
-		{without, without, policy.Allow, []policy.Kind{policy.Repeated}},
-		{without, with, policy.Deny, []policy.Kind{policy.Shadowed}},
+		{with, &policy.BodyView{JSON: 10}, policy.Allow, []finding.Kind{finding.Repeated}},
+		{without, without, policy.Allow, []finding.Kind{finding.Repeated}},
+		{without, with, policy.Deny, []finding.Kind{finding.Shadowed}},
 		{without, with, policy.Approve, nil},
 	} {
-		var got []policy.Kind
+		var got []finding.Kind
 		for _, f := range validate.Document(policy.Document{Egress: []policy.EgressRule{
 			{Name: "first", Destination: "a.example.com", Action: test.action, Body: test.first},
 			{Name: "second", Destination: "a.example.com", Body: test.second},
@@ -272,7 +273,7 @@ func TestBodyObserved(t *testing.T) {
 	}
 }
 
-// What the library says of bodies decides where a team refers to it.
+// The library's reading of bodies decides where a team refers to it.
 func TestBodyLibrary(t *testing.T) {
 	p := compileWith(t, bodies, `package sallyport.team.x
 

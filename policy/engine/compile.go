@@ -17,6 +17,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
 	"sallyport/policy/validate"
@@ -61,6 +62,7 @@ type Policy struct {
 	named     map[string]bool     // sandboxes that a rule names
 	short     map[string][]string // by credential: Credential.AllowShort
 	owned     map[string]bool     // by credential: VaultSource.Makes
+	kinds     map[string][]string // by credential: Credential.Kinds
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -68,7 +70,7 @@ type Policy struct {
 func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, error) {
 	team, err := rego.Load(doc.Policy.Dir)
 	if team != nil && doc.Policy.Bundle != nil && doc.Policy.Verified == nil {
-		err = errors.Join(err, policy.Finding{Position: doc.Position("policy.bundle"), Path: "policy.bundle", Message: "has not been read"})
+		err = errors.Join(err, finding.Finding{Position: doc.Position("policy.bundle"), Path: "policy.bundle", Message: "has not been read"})
 	}
 	return compile(ctx, doc, team, err, o)
 }
@@ -88,12 +90,12 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 	if b := doc.Policy.Verified; b != nil && team != nil {
 		err = errors.Join(err, team.AddBundle(b))
 	}
-	var f policy.Finding
+	var f finding.Finding
 	if errors.As(err, &f) && f.Path == "policy.dir" {
 		f.Position = doc.Position(f.Path)
 		err = f
 	}
-	if err := errors.Join(policy.JoinErrors(findings), err); err != nil {
+	if err := errors.Join(finding.JoinErrors(findings), err); err != nil {
 		return nil, err
 	}
 	for _, f := range findings {
@@ -112,10 +114,14 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 		named:     sandboxNames(doc),
 		short:     make(map[string][]string),
 		owned:     make(map[string]bool),
+		kinds:     make(map[string][]string),
 	}
 	for _, c := range doc.Credentials {
 		if len(c.AllowShort) > 0 {
 			p.short[c.Name] = c.AllowShort
+		}
+		if len(c.Kinds) > 0 {
+			p.kinds[c.Name] = c.Kinds
 		}
 		if v := c.Source.Vault; v != nil && v.Makes() {
 			p.owned[c.Name] = true
@@ -296,5 +302,5 @@ func sandboxNames(doc policy.Document) map[string]bool {
 }
 
 // Names tells whether a rule selects sandboxes by this name. A new sandbox of that name gets
-// what the rule gives. What the team's Rego does with names is not known.
+// what the rule gives. Nothing is known of what the team's Rego does with names.
 func (p *Policy) Names(name string) bool { return p.named[name] }

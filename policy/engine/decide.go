@@ -125,7 +125,7 @@ func (p *Policy) CacheHits() uint64 {
 }
 
 // Bound reports whether some egressAuth rule binds the credential to the
-// destination. Whatever Rego says, a credential goes nowhere else.
+// destination. A credential goes nowhere else, whatever Rego says.
 func (p *Policy) Bound(credential, host string, port uint16) bool {
 	name, addr, err := hostname.Parse(host)
 	return err == nil && p.bound(credential, rule.ParsedInput{Host: name, Addr: addr}.Target(), port)

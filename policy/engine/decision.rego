@@ -20,7 +20,9 @@ package sallyport
 import data.sallyport.contributed as team
 import input.rules
 
-# deny > governed but not authorised > approve > authorise > allow > tunnel; nothing matches: deny.
+# The first that holds: malformed > deny (team, rule) > governed but not authorised > approve (team,
+# rule) > authorise > allow > not to be read > tunnel > the team's allow; nothing matches: deny. One
+# whose answer names a rule that is not there, as rules.govern[0], does not hold.
 decision := {"action": "deny", "team": malformed, "error": malformed.error} if {
 	team.allow != set()
 	is_malformed

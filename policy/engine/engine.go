@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sallyport/internal/periodic"
 	"sallyport/policy"
 )
 
@@ -114,22 +115,17 @@ const expiryInterval = 250 * time.Millisecond
 func (e *Engine) WatchExpiry(ctx context.Context) {
 	var of *Policy
 	left := 0
-	t := time.NewTicker(expiryInterval)
-	defer t.Stop()
-	for {
-		if p := e.current.Load(); p != nil {
-			now := len(p.Observing(p.now()))
-			if f := e.onSwap.Load(); p == of && now < left && f != nil {
-				(*f)()
-			}
-			of, left = p, now
-		}
-		select {
-		case <-ctx.Done():
+	_ = periodic.Run(ctx, expiryInterval, func(time.Time) {
+		p := e.current.Load()
+		if p == nil {
 			return
-		case <-t.C:
 		}
-	}
+		now := len(p.Observing(p.now()))
+		if f := e.onSwap.Load(); p == of && now < left && f != nil {
+			(*f)()
+		}
+		of, left = p, now
+	})
 }
 
 func (p *Policy) now() time.Time {

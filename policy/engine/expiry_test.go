@@ -11,8 +11,8 @@ import (
 	"sallyport/policy/engine"
 )
 
-// What follows a policy hears of the end of observe mode as of a change: what goes
-// on by it is to be judged again.
+// A follower of a policy hears of the end of observe mode as of a change: requests that go on
+// by it are to be judged again.
 func TestWatchTellsOfTheEndOfObserveMode(t *testing.T) {
 	until := time.Now().Add(time.Hour)
 	var ahead atomic.Int64

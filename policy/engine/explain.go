@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/pathvariants"
 	"sallyport/policy/rule"
 )
@@ -127,7 +128,7 @@ func (p *Policy) alike(host string) []policy.Near {
 		}
 		_, theirs, _ := strings.Cut(d.Host, ".")
 		neighbours := strings.Contains(domain, ".") && (theirs == domain || d.Host == domain)
-		if neighbours || d.Host == host || policy.EditDistance(d.Host, host, 3) < 3 {
+		if neighbours || d.Host == host || finding.EditDistance(d.Host, host, 3) < 3 {
 			list = append(list, nearRule(r, []string{"host"}))
 		}
 	}

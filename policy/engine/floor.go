@@ -74,6 +74,9 @@ func (p *Policy) floor(d policy.Decision, s rule.ParsedInput) policy.Decision {
 		case !p.bound(in.Credential, s.Target(), s.Destination.Port):
 			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", policy.Clean(in.Credential), s.Host, s.Destination.Port), nil)
 		}
+		if kinds := p.kinds[in.Credential]; kinds != nil && !slices.Contains(kinds, in.Inject.Kind()) {
+			return p.refuse(fmt.Sprintf("credential %s may not be given as %s", policy.Clean(in.Credential), in.Inject.Kind()), nil)
+		}
 		for _, other := range d.Inject[:i] {
 			if other.Inject.Place() == in.Inject.Place() {
 				return p.refuse(fmt.Sprintf("credentials %s and %s would both go into the %s",
@@ -96,8 +99,8 @@ func (p *Policy) logsIn(s rule.ParsedInput) bool {
 
 // inherited keeps credentials from forks, which is part of the floor: a rule that
 // gives one gives it to a fork where it says inherit, and so does a team's Rego
-// where a rule says so that binds the credential to the destination. Who names a
-// fork's parent in a rule has thought of one sandbox, and anything may have been
+// where a rule says so that binds the credential to the destination. The author of a rule
+// that names a fork's parent has thought of one sandbox, and anything may have been
 // done to its memory since.
 func (p *Policy) inherited(d policy.Decision, s rule.ParsedInput) policy.Decision {
 	if _, fork := s.Sandbox.Tags[policy.TagFork]; !fork || d.Action == policy.Deny {

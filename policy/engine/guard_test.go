@@ -122,7 +122,7 @@ func TestRegoThatIsHungry(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	// What people write is not in the way.
+	// Rego as people write it is not in the way.
 	p, err := teamPolicy(t, `deny contains msg if {
 	words := [sprintf("%05.1f %-20s|%v", [i / 3, input.request.path, {"a": [i]}]) | some i in numbers.range(1, 200)]
 	sum([i | some i in numbers.range(1, 500)]) * 1e12 == 125250e12

@@ -57,7 +57,7 @@ var fieldPaths = map[inputField][2]*ast.Term{
 }
 
 // FieldsOf is the fields that a ref into input may read: those on its way, below it,
-// or above it. What follows a part that is known only later counts for nothing.
+// or above it. Parts after one that is known only later count for nothing.
 func FieldsOf(ref ast.Ref) inputField {
 	var read inputField
 	for f, path := range fieldPaths {

@@ -78,7 +78,7 @@ egressAuth:
 	add("a", plain)
 	add("a", policy.Input{Phase: policy.PhaseConnect, Protocol: "other", Destination: policy.Destination{Host: "db.example.com", Port: 5432}})
 	add("a", request("GET", "203.0.113.9", "/"))
-	// What is not proposed.
+	// Rules that are not proposed.
 	add("a", request("GET", "10.1.2.3", "/"))
 	add("a", request("GET", "api.example.com", "/v2/x"))
 	add("a", request("GET", "bad.example.com", "/"))
@@ -190,7 +190,7 @@ func TestLearnedPolicyCarriesTheRun(t *testing.T) {
 		var run []policy.Recorded
 		for size := 1 + random.IntN(200); len(run) < size; {
 			r := carried(len(run), traffic(random))
-			// What a person has to decide about is another test's.
+			// The rules that a person has to decide about are another test's.
 			if alone, err := learn.Propose(t.Context(), p, each([]policy.Recorded{r}), learn.Options{}); err != nil {
 				t.Fatal(err)
 			} else if alone.Flagged == 0 {

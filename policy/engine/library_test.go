@@ -9,6 +9,7 @@ import (
 
 	"sallyport/internal/test/must"
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rego"
 )
 
@@ -58,7 +59,7 @@ allow contains {"rule": "git"} if {
 	if d := p.Decide(t.Context(), policy.Input{Phase: policy.PhaseDNS, Destination: policy.Destination{Host: "github.com"}}); d.Action != policy.Allow {
 		t.Errorf("lookup: got %s: %s", d.Action, d.Reason)
 	}
-	// What a package does not look at, no answer depends on.
+	// No answer of a package depends on a field that it does not look at.
 	if p.cache == nil || p.query.fields&(FieldBody|fieldSandboxID|fieldSize) != 0 {
 		t.Errorf("answers depend on %b", p.query.fields)
 	}
@@ -83,7 +84,7 @@ func TestLibraryUnknown(t *testing.T) {
 	for _, ref := range []string{"data.sallyport.library.gti", "data.sallyport.library"} {
 		text := "package sallyport.team.x\n\nimport " + ref + " as l\n\ndeny contains \"x\" if l.fetch\n"
 		_, err := Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: folder(t, map[string]string{"x.rego": text})}}, Options{})
-		var f policy.Finding
+		var f finding.Finding
 		if !errors.As(err, &f) || f.Position.Line != 3 || !strings.Contains(f.Fix, ".registries") {
 			t.Errorf("%s: got %v", ref, err)
 		}

@@ -160,7 +160,7 @@ func digest(text string) []byte {
 // maxTeamLimits bounds those that a team's Rego gives one request.
 const maxTeamLimits = 32
 
-// bounded adds the limits that apply to what is allowed. What a team's Rego
+// bounded adds the limits that apply to what is allowed. A request that a team's Rego
 // limits in a form that cannot be read is denied.
 func (p *Policy) bounded(ctx context.Context, d policy.Decision, s rule.ParsedInput, at time.Time) policy.Decision {
 	if !passes(d.Action, s.Phase) {

@@ -36,8 +36,8 @@ func (p *Policy) WithoutObserve() *Policy {
 }
 
 // observe lifts a denial, or an approval that is needed, if it is of what is in
-// observe mode. What the floor refuses stays refused, and so does what could not
-// be decided.
+// observe mode. A request that the floor refuses stays refused, and so does one that could
+// not be decided.
 func (p *Policy) observe(ctx context.Context, d policy.Decision, s rule.ParsedInput, at time.Time) policy.Decision {
 	if d.RuleType == policy.TypeFloor || d.Err != nil {
 		return d

@@ -9,6 +9,7 @@ import (
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	"sallyport/policy/learn"
 	"sallyport/policy/replay"
 	"sallyport/policy/validate"
@@ -141,7 +142,7 @@ func TestObserveEnds(t *testing.T) {
 	}
 }
 
-// What a team's Rego denies is lifted, and what it cannot say is not.
+// A denial by a team's Rego is lifted, and an error of it is not.
 func TestObserveAndRego(t *testing.T) {
 	doc := observedDocument(time.Now().Add(time.Hour))
 	doc.Policy.Dir = folder(t, `package sallyport.team.x
@@ -169,14 +170,14 @@ func TestObserveIsChecked(t *testing.T) {
 	now := time.Now()
 	for name, tt := range map[string]struct {
 		doc      policy.Document
-		severity policy.Severity
+		severity finding.Severity
 		says     string
 	}{
-		"nobody":   {policy.Document{Observe: []policy.Observation{{Until: now.Add(time.Hour)}}}, policy.Error, "every sandbox"},
-		"no end":   {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}}}}, policy.Error, "has no end"},
-		"too long": {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(31 * 24 * time.Hour)}}}, policy.Error, "30 days"},
-		"over":     {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(-time.Hour)}}}, policy.Warning, "mode ended"},
-		"a rule":   {policy.Document{Egress: []policy.EgressRule{{Destination: "a.example.com", Observe: now.Add(31 * 24 * time.Hour)}}}, policy.Error, "30 days"},
+		"nobody":   {policy.Document{Observe: []policy.Observation{{Until: now.Add(time.Hour)}}}, finding.Error, "every sandbox"},
+		"no end":   {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}}}}, finding.Error, "has no end"},
+		"too long": {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(31 * 24 * time.Hour)}}}, finding.Error, "30 days"},
+		"over":     {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(-time.Hour)}}}, finding.Warning, "mode ended"},
+		"a rule":   {policy.Document{Egress: []policy.EgressRule{{Destination: "a.example.com", Observe: now.Add(31 * 24 * time.Hour)}}}, finding.Error, "30 days"},
 	} {
 		found := validate.Document(tt.doc)
 		if len(found) != 1 || found[0].Severity != tt.severity || !strings.Contains(found[0].Message, tt.says) {
@@ -262,8 +263,8 @@ func TestTeamsApprovalKeepsTheWay(t *testing.T) {
 	}
 }
 
-// What observe mode lifts goes by the upstream that a rule names for its
-// destination, and what is learned of it has that upstream.
+// A request that observe mode lets through goes by the upstream that a rule names for its
+// destination, and the rule learned of it has that upstream.
 func TestObserveByTheRulesUpstream(t *testing.T) {
 	until := time.Now().Add(time.Hour)
 	text := `egress:

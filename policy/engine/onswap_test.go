@@ -8,7 +8,7 @@ import (
 	"sallyport/policy/engine"
 )
 
-// Whoever follows an engine is told when the new policy decides already.
+// A follower of an engine is told when the new policy decides already.
 func TestFollow(t *testing.T) {
 	first, err := engine.Compile(t.Context(), policy.Document{}, engine.Options{})
 	must.OK(t, err)

@@ -122,7 +122,7 @@ func TestReplay(t *testing.T) {
 	if err != nil || got.ByChange[replay.NewlyInjected] != 1 || len(got.Groups) != 1 || !slices.Equal(got.Groups[0].Is.Credentials, []string{"key"}) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	// What the log cannot give ends it.
+	// An event that the log cannot give ends it.
 	broken := errors.New("broken")
 	if _, err := replay.Run(t.Context(), before, func(yield func(policy.Recorded, error) bool) { yield(policy.Recorded{}, broken) }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
@@ -156,7 +156,7 @@ deny contains "outside office hours" if {
 	}
 }
 
-// What the policy has to see of a body is not recorded.
+// The parts of a body that the policy has to see are not recorded.
 func TestReplayNeedsBodies(t *testing.T) {
 	p := compiled(t, policy.Document{
 		Egress: []policy.EgressRule{

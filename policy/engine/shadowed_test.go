@@ -10,6 +10,7 @@ import (
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	"sallyport/policy/validate"
 )
 
@@ -66,16 +67,16 @@ func TestUselessRulesAreUseless(t *testing.T) {
 			}
 		}
 	}
-	removed := map[policy.Kind]int{}
+	removed := map[finding.Kind]int{}
 	for range 300 {
 		doc := random()
 		findings := validate.Document(doc)
-		if policy.JoinErrors(findings) != nil {
+		if finding.JoinErrors(findings) != nil {
 			continue
 		}
 		for _, f := range findings {
 			var i int
-			if n, _ := fmt.Sscanf(f.Path, "egress[%d]", &i); n != 1 || f.Kind != policy.Shadowed && f.Kind != policy.Repeated {
+			if n, _ := fmt.Sscanf(f.Path, "egress[%d]", &i); n != 1 || f.Kind != finding.Shadowed && f.Kind != finding.Repeated {
 				continue
 			}
 			removed[f.Kind]++
@@ -93,7 +94,7 @@ func TestUselessRulesAreUseless(t *testing.T) {
 			}
 		}
 	}
-	if removed[policy.Shadowed] < 20 || removed[policy.Repeated] < 20 {
+	if removed[finding.Shadowed] < 20 || removed[finding.Repeated] < 20 {
 		t.Errorf("too few rules were removed: %v", removed)
 	}
 }

@@ -17,7 +17,7 @@ import (
 const open = `
 egress: [{name: open, destination: "*.example.com", ports: [443, 22]}]
 egressAuth: [{name: auth, destination: api.example.org, authRef: key, sandboxes: {names: [demo]}}, {name: other, destination: api.example.org, authRef: spare, sandboxes: {names: [nobody]}}]
-credentials: [{name: key}, {name: spare}]`
+credentials: [{name: key}, {name: spare, kinds: [bearer, header]}]`
 
 func TestTeam(t *testing.T) {
 	type ask struct {
@@ -72,6 +72,9 @@ func TestTeam(t *testing.T) {
 		{"inject of what is bound there", `inject contains {"credential": "spare", "inject": {"header": {"name": "X-Key", "value": "{{ .token }}"}}} if input.destination.host == "api.example.org"`, []ask{
 			{"it", request("GET", "api.example.org", "/"), policy.Allow, false},
 			{"nothing in the connection", connect("api.example.org", 443, policy.ProtocolTLS), policy.Allow, false},
+		}},
+		{"inject of another kind than it is bound to", `inject contains {"credential": "spare", "inject": {"query": {"name": "key", "value": "{{ .token }}"}}} if input.destination.host == "api.example.org"`, []ask{
+			{"it", request("GET", "api.example.org", "/"), policy.Deny, false},
 		}},
 		{"inject into a place that is taken", `inject contains {"credential": "spare"} if input.destination.host == "api.example.org"`, []ask{
 			{"it", request("GET", "api.example.org", "/"), policy.Deny, false},

@@ -15,6 +15,7 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
+	"sallyport/policy/urlpath"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -153,7 +154,7 @@ func readURL(raw string, to *policy.Destination, q *policy.Request) error {
 		_, _ = fmt.Sscanf(u.Port(), "%d", &to.Port) // which ParseURL has checked
 	}
 	q.Scheme, q.QueryKeys = u.Scheme, policy.QueryKeys(u.RawQuery)
-	q.Path, err = policy.NormalizePath(cmp.Or(u.EscapedPath(), "/"))
+	q.Path, err = urlpath.Normalize(cmp.Or(u.EscapedPath(), "/"))
 	return err
 }
 

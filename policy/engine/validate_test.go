@@ -9,6 +9,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	"sallyport/policy/validate"
 )
 
@@ -132,7 +133,7 @@ func TestValidate(t *testing.T) {
 			if got := fmt.Sprint(f.Position.Line); got != parts[0] || f.Path != parts[1] || !strings.Contains(f.Message, parts[2]) || !strings.Contains(f.Fix, tt.fix) || f.Fix == "" {
 				t.Errorf("got %v at %v, want %s and the fix %q", f, f.Position, tt.want, tt.fix)
 			}
-			if f.Severity == policy.Error {
+			if f.Severity == finding.Error {
 				if _, err := engine.Compile(t.Context(), c.Document, engine.Options{}); err == nil || !strings.Contains(err.Error(), f.Message) {
 					t.Errorf("Compile: got %v", err)
 				}
@@ -168,7 +169,7 @@ func TestValidateScales(t *testing.T) {
 			}
 			start := time.Now()
 			for _, f := range validate.Document(doc) {
-				if f.Kind != policy.UnusedCredential {
+				if f.Kind != finding.UnusedCredential {
 					t.Fatal(f)
 				}
 			}

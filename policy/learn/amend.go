@@ -14,8 +14,8 @@ import (
 var errAmend = errors.New("the list egress is not written in a way that rules can be added to; write it as a block, one rule to an item")
 
 // Amend adds proposed rules to the list egress of a configuration's text, and
-// leaves all else of it as it is, comments included. Whoever uses the result reads
-// it first: see [Report].
+// leaves all else of it as it is, comments included. A person reads the result before using
+// it: see [Report].
 func Amend(text string, proposals []Proposal) (string, error) {
 	if len(proposals) == 0 {
 		return text, nil

@@ -82,8 +82,8 @@ const (
 // port, protocol or sandbox that was not seen, no method that was not seen with a
 // path, and paths in which identifiers, and places with many names, are *, and
 // places with many paths below them **. The first segments of hosts that many
-// share are kept. What a rule names as the destination's upstream is the proposal's
-// too. It proposes no credential.
+// share are kept. An upstream that a rule names for the destination is the proposal's too.
+// It proposes no credential.
 func Propose(ctx context.Context, p *engine.Policy, records iter.Seq2[policy.Recorded, error], o Options) (Report, error) {
 	strict := p.WithoutObserve()
 	l := learner{options: o, seen: map[seenKey]*seen{}, flags: map[[2]string]*Flag{}}
@@ -271,7 +271,7 @@ func (k seenKey) compare(o seenKey) int {
 	return cmp.Or(strings.Compare(k.path, o.path), strings.Compare(k.method, o.method), strings.Compare(k.sandbox, o.sandbox))
 }
 
-// rules are those for one destination. What differs in who did it, and how, is a
+// rules are those for one destination. Traffic that differs in who did it, and how, is a
 // rule of its own: one rule for all would allow everybody everything.
 func (l *learner) rules(a aim, keys []seenKey, taken map[string]bool) (list []Proposal) {
 	var globs []string

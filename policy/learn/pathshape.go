@@ -5,8 +5,8 @@ import (
 )
 
 // PathShape is a path with * in place of each segment that is likely to be another in
-// the next request: numbers, UUIDs, hexadecimal digests, long tokens. What comes
-// after the eighth segment is **.
+// the next request: numbers, UUIDs, hexadecimal digests, long tokens. The rest after the
+// eighth segment is **.
 func PathShape(path string) string {
 	segments := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	const most = 8

@@ -80,7 +80,7 @@ func (b *Book) Restore(list []Count) (left int) {
 }
 
 // Reset empties the counters of a limit, of one subject or of all ("*"), and says
-// how many. What is under way stays.
+// how many. Requests under way stay.
 func (b *Book) Reset(limit, subject string) (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,8 +2,8 @@
 // tokens of LLM APIs and what these cost over periods, and what is under way at a
 // time.
 //
-// A [Book] has a counter for each limit and subject. What is taken is taken from
-// all counters or from none, and a [Use] is what takes bytes as they flow and
+// A [Book] has a counter for each limit and subject. An amount is taken from all counters
+// or from none, and a [Use] is what takes bytes as they flow and
 // gives its place back. Periods are aligned to UTC, and a clock that is set back
 // begins none again. A Book has a bound on its counters; when it is full of those
 // that still count, what needs a new one is refused.
@@ -322,7 +322,7 @@ func (b *Book) drop(c *counter) {
 	}
 }
 
-// sweep drops what is over, once a second at most. Who copies is told first that
+// sweep drops what is over, once a second at most. The copier is told first that
 // nothing is under way there.
 func (b *Book) sweep(now time.Time) {
 	if since := now.Sub(b.swept); since >= 0 && since < time.Second {
@@ -431,7 +431,7 @@ func (u *Use) Err() error {
 	return u.err
 }
 
-// End gives the places back. What was used stays used.
+// End gives the places back. Used amounts stay used.
 func (u *Use) End() {
 	if u == nil {
 		return

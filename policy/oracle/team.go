@@ -24,8 +24,8 @@ type Offer struct {
 type Put struct{ Credential, Query, Login string }
 
 // JudgeWith is Judge where a team has a say: what denies wins over everything, and
-// asking for approval over what allows. What a rule of the document denies or
-// governs, no team allows.
+// asking for approval over what allows. No team allows what a rule of the document denies
+// or governs.
 func (d Document) JudgeWith(says func(Ask) Contributed, a Ask) Verdict {
 	var list []Verdict
 	for _, a := range Readings(a) {

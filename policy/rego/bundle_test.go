@@ -221,7 +221,7 @@ func TestBundleIsBound(t *testing.T) {
 	}
 }
 
-// What is in a bundle counts for the revision, and not where it comes from.
+// A bundle's content counts for the revision, and not where it comes from.
 func TestRevisionOfABundle(t *testing.T) {
 	revision := func(from policy.BundleSource, hosts ...any) string {
 		b, err := rego.ReadBundle((*signer)(nil).pack(t, "", "v1", map[string]any{"hosts": hosts}, map[string]string{"/x.rego": bundled}), from)

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -26,8 +26,8 @@ func Errors(err error) error {
 	return errors.Join(errs...)
 }
 
-func regoFinding(e *ast.Error) policy.Finding {
-	f := policy.Finding{Kind: policy.RegoCompile, Position: Position(e.Location), Message: e.Message}
+func regoFinding(e *ast.Error) finding.Finding {
+	f := finding.Finding{Kind: finding.RegoCompile, Position: Position(e.Location), Message: e.Message}
 	if e.Details != nil && e.Code != ast.ParseErr { // those of the parser repeat the line
 		f.Message += ": " + strings.Join(e.Details.Lines(), " ")
 	}
@@ -36,9 +36,9 @@ func regoFinding(e *ast.Error) policy.Finding {
 	}
 	switch e.Code {
 	case ast.ParseErr:
-		f.Kind, f.Fix = policy.RegoSyntax, "mend it; opa fmt says the same"
+		f.Kind, f.Fix = finding.RegoSyntax, "mend it; opa fmt says the same"
 	case ast.TypeErr:
-		f.Kind, f.Fix = policy.RegoType, "compare with what policy/schema/input.json says, or leave it out"
+		f.Kind, f.Fix = finding.RegoType, "compare with what policy/schema/input.json says, or leave it out"
 		switch detail := e.Details.(type) {
 		case *ast.RefErrInvalidDetail:
 			f.Message, f.Fix = e.Message, keyFix(detail)
@@ -66,7 +66,7 @@ func keyFix(d *ast.RefErrInvalidDetail) string {
 	}
 	if d.Pos < len(d.Ref) {
 		if s, ok := d.Ref[d.Pos].Value.(ast.String); ok {
-			if near := policy.Nearest(string(s), names); near != "" {
+			if near := finding.Nearest(string(s), names); near != "" {
 				return fmt.Sprintf("did you mean %q?", near)
 			}
 		}
@@ -86,17 +86,17 @@ var builtins = sync.OnceValue(func() []string {
 	return names
 })
 
-func undefinedFunction(f policy.Finding, name string) policy.Finding {
+func undefinedFunction(f finding.Finding, name string) finding.Finding {
 	reaches := slices.Contains(withheld, name) || ast.BuiltinMap[name] != nil
-	switch near := policy.Nearest(name, builtins()); {
+	switch near := finding.Nearest(name, builtins()); {
 	case reaches:
-		f.Kind = policy.Withheld
+		f.Kind = finding.Withheld
 		f.Message = name + " is withheld from policies"
 		f.Fix = "decide on input and data alone"
 	case near != "":
-		f.Kind, f.Fix = policy.RegoType, fmt.Sprintf("did you mean %s?", near)
+		f.Kind, f.Fix = finding.RegoType, fmt.Sprintf("did you mean %s?", near)
 	default:
-		f.Kind, f.Fix = policy.RegoType, "define it in a package below sallyport.team, or use one of OPA's built-in functions"
+		f.Kind, f.Fix = finding.RegoType, "define it in a package below sallyport.team, or use one of OPA's built-in functions"
 	}
 	return f
 }
@@ -114,17 +114,17 @@ var strict = []struct {
 	{regexp.MustCompile(`deprecated built-in`), "use the function that takes its place"},
 }
 
-func compileFix(message string) (policy.Kind, string) {
+func compileFix(message string) (finding.Kind, string) {
 	for _, s := range strict {
 		if s.message.MatchString(message) {
-			return policy.RegoStrict, s.fix
+			return finding.RegoStrict, s.fix
 		}
 	}
 	switch {
 	case strings.HasPrefix(message, "var ") && strings.HasSuffix(message, "is unsafe"):
-		return policy.RegoCompile, "give the variable a value first: with :=, or with some … in"
+		return finding.RegoCompile, "give the variable a value first: with :=, or with some … in"
 	case strings.Contains(message, "conflict"):
-		return policy.RegoCompile, "give one of the two another name"
+		return finding.RegoCompile, "give one of the two another name"
 	}
-	return policy.RegoCompile, "mend it; opa check says the same"
+	return finding.RegoCompile, "mend it; opa check says the same"
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/ast"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/library"
 )
 
@@ -90,8 +90,8 @@ func referred(modules map[string]*ast.Module) ([]string, error) {
 		if slices.Contains(known, name) {
 			found[name] = true
 		} else if err == nil {
-			err = policy.Finding{
-				Kind:     policy.RegoType,
+			err = finding.Finding{
+				Kind:     finding.RegoType,
 				Position: Position(ref[0].Location),
 				Message:  fmt.Sprintf("%v is no package of the library", ref),
 				Fix:      "import one of data.sallyport.library." + strings.Join(known, ", ."),

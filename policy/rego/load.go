@@ -16,7 +16,7 @@ import (
 	"slices"
 	"strings"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 
 	"github.com/goccy/go-yaml"
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -63,7 +63,7 @@ func Load(dir string) (*Team, error) {
 		return t, nil
 	}
 	err := t.load(dir)
-	if f, one := err.(policy.Finding); one && f.Path == "policy.dir" {
+	if f, one := err.(finding.Finding); one && f.Path == "policy.dir" {
 		return nil, err
 	}
 	return t, err
@@ -81,23 +81,23 @@ func (t *Team) load(dir string) error {
 		}
 		return nil
 	})
-	var f policy.Finding
+	var f finding.Finding
 	switch {
 	case errors.As(err, &f):
 		return f
 	case err != nil:
-		errs = append(errs, policy.Finding{Kind: policy.Unreadable, Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err), Fix: "mend what it says"})
+		errs = append(errs, finding.Finding{Kind: finding.Unreadable, Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err), Fix: "mend what it says"})
 	}
 	return errors.Join(errs...)
 }
 
 // ReadFolder gives each file of a team's folder that takes part in a policy to
-// each, in the order of their names, which are relative to dir. What each returns
-// ends it. A folder that cannot be opened is a [Finding].
+// each, in the order of their names, which are relative to dir. The function that each
+// returns ends it. A folder that cannot be opened is a [Finding].
 func ReadFolder(dir string, each func(name string, text []byte) error) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return policy.Finding{Kind: policy.Unreadable, Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
+		return finding.Finding{Kind: finding.Unreadable, Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
 	}
 	defer root.Close()
 	files, size := 0, int64(0)
@@ -143,8 +143,8 @@ func (t *Team) addModule(file string, text []byte) error {
 		return Errors(err)
 	}
 	if !m.Package.Path.HasPrefix(teamRoot) {
-		return policy.Finding{
-			Kind:     policy.OtherPackage,
+		return finding.Finding{
+			Kind:     finding.OtherPackage,
 			Position: Position(m.Package.Location),
 			Message:  fmt.Sprintf("package %s is not below sallyport.team", pkgName(m.Package.Path)),
 			Fix:      "write package sallyport.team." + lastPart(m.Package.Path),
@@ -157,23 +157,23 @@ func (t *Team) addModule(file string, text []byte) error {
 		name := head[0].Value.String()
 		switch {
 		case name == "obligation":
-			errs = append(errs, policy.Finding{
-				Kind:     policy.NoSet,
+			errs = append(errs, finding.Finding{
+				Kind:     finding.NoSet,
 				Position: Position(r.Location),
 				Message:  fmt.Sprintf("%s is not enforced by this version", name),
 				Fix:      "remove it, or deny instead",
 			})
 		case !slices.Contains(SetNames, name):
 		case r.Head.RuleKind() != ast.MultiValue || len(head) != 1 || r.Default:
-			errs = append(errs, policy.Finding{
-				Kind:     policy.NoSet,
+			errs = append(errs, finding.Finding{
+				Kind:     finding.NoSet,
 				Position: Position(r.Location),
 				Message:  fmt.Sprintf("%s must be a set, or it would be passed over", name),
 				Fix:      fmt.Sprintf("write \"%s contains … if …\"", name),
 			})
 		case test:
-			errs = append(errs, policy.Finding{
-				Kind:     policy.InTest,
+			errs = append(errs, finding.Finding{
+				Kind:     finding.InTest,
 				Position: Position(r.Location),
 				Message:  fmt.Sprintf("%s in a test file takes part in no decision", name),
 				Fix:      "move it into a file whose name does not end in _test.rego",
@@ -251,7 +251,7 @@ func (t *Team) addData(file, name string, text []byte) error {
 	}
 	tree, ok := doc.(map[string]any)
 	if !ok {
-		return policy.Finding{Kind: policy.BadData, Position: policy.Position{File: file}, Message: "is not an object", Fix: "write keys and values"}
+		return finding.Finding{Kind: finding.BadData, Position: finding.Position{File: file}, Message: "is not an object", Fix: "write keys and values"}
 	}
 	if folder := filepath.ToSlash(filepath.Dir(name)); folder != "." {
 		parts := strings.Split(folder, "/")
@@ -260,10 +260,10 @@ func (t *Team) addData(file, name string, text []byte) error {
 		}
 	}
 	if _, taken := tree["sallyport"]; taken {
-		return policy.Finding{Kind: policy.BadData, Position: policy.Position{File: file}, Message: "data.sallyport is Sallyport's own", Fix: "use another top-level key"}
+		return finding.Finding{Kind: finding.BadData, Position: finding.Position{File: file}, Message: "data.sallyport is Sallyport's own", Fix: "use another top-level key"}
 	}
 	if key := merge(t.Data, tree); key != "" {
-		return policy.Finding{Kind: policy.BadData, Position: policy.Position{File: file}, Message: fmt.Sprintf("data.%s is set by another file too", key), Fix: "set it in one of them"}
+		return finding.Finding{Kind: finding.BadData, Position: finding.Position{File: file}, Message: fmt.Sprintf("data.%s is set by another file too", key), Fix: "set it in one of them"}
 	}
 	return nil
 }
@@ -327,15 +327,15 @@ func pkgName(r ast.Ref) string { return strings.TrimPrefix(r.String(), "data.") 
 
 func lastPart(r ast.Ref) string { return strings.Trim(r[len(r)-1].Value.String(), `"`) }
 
-func Position(l *ast.Location) policy.Position {
+func Position(l *ast.Location) finding.Position {
 	if l == nil {
-		return policy.Position{}
+		return finding.Position{}
 	}
-	return policy.Position{File: l.File, Line: l.Row, Column: l.Col}
+	return finding.Position{File: l.File, Line: l.Row, Column: l.Col}
 }
 
 func yamlError(file string, err error) error {
-	f := policy.Finding{Kind: policy.BadData, Position: policy.Position{File: file}, Message: err.Error(), Fix: "write YAML or JSON"}
+	f := finding.Finding{Kind: finding.BadData, Position: finding.Position{File: file}, Message: err.Error(), Fix: "write YAML or JSON"}
 	var y yaml.Error
 	if errors.As(err, &y) {
 		f.Message = y.GetMessage()
@@ -367,7 +367,7 @@ func LoadAll(dirs []string) (*Team, error) {
 			all.contribute(c)
 		}
 		if key := merge(all.Data, t.Data); key != "" {
-			errs = append(errs, policy.Finding{Position: policy.Position{File: dir}, Message: fmt.Sprintf("data.%s is set in another folder too", key), Fix: "set it in one of them"})
+			errs = append(errs, finding.Finding{Position: finding.Position{File: dir}, Message: fmt.Sprintf("data.%s is set in another folder too", key), Fix: "set it in one of them"})
 		}
 	}
 	return all, errors.Join(errs...)
@@ -384,7 +384,7 @@ func (t *Team) addTest(file string, m *ast.Module) {
 func (t *Team) Read(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		return policy.Unreadable.Finding(policy.Position{File: path}, "", fmt.Sprintf("cannot be read: %v", err), "write the path of a folder or of a .rego file")
+		return finding.Unreadable.Finding(finding.Position{File: path}, "", fmt.Sprintf("cannot be read: %v", err), "write the path of a folder or of a .rego file")
 	}
 	if info.IsDir() {
 		return t.load(path)
@@ -392,7 +392,7 @@ func (t *Team) Read(path string) error {
 	text, err := os.ReadFile(path)
 	switch {
 	case err != nil:
-		return policy.Unreadable.Finding(policy.Position{File: path}, "", fmt.Sprintf("cannot be read: %v", err), "write the path of a folder or of a .rego file")
+		return finding.Unreadable.Finding(finding.Position{File: path}, "", fmt.Sprintf("cannot be read: %v", err), "write the path of a folder or of a .rego file")
 	case filepath.Ext(path) == ".rego":
 		return t.addModule(path, text)
 	default:

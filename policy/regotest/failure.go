@@ -11,7 +11,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/tester"
 	"github.com/open-policy-agent/opa/v1/topdown"
 
-	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rego"
 )
 
@@ -22,11 +22,11 @@ const maxTrace = 5000
 type Failure struct {
 	// Position is the expression that failed: in the test, or in an every
 	// that it leads to.
-	Position policy.Position `json:"position"`
+	Position finding.Position `json:"position"`
 	// Expression is the text of it, with the values of its variables below.
 	Expression string `json:"expression"`
 	// Input is what the failing expression was evaluated with, or nil where the
-	// test gave no input. What Sallyport derives of it (rules) is left out.
+	// test gave no input. The part that Sallyport derives of it (rules) is left out.
 	Input any `json:"input,omitempty"`
 	// Locals are the variables of the test by then, by their names.
 	Locals map[string]any `json:"locals,omitempty"`
@@ -75,8 +75,8 @@ func (b bench) failure(ctx context.Context, r *tester.Result, whole bool) (*Fail
 	return f, nil
 }
 
-// failed is the last expression of a test's file that failed. What fails inside
-// of an every says more than the every.
+// failed is the last expression of a test's file that failed. An expression that fails
+// inside of an every says more than the every.
 func failed(trace []*topdown.Event, test func(file string) bool) *topdown.Event {
 	for _, e := range slices.Backward(trace) {
 		if e.Op != topdown.FailOp || e.Location == nil || e.QueryID == 0 || !test(e.Location.File) {

@@ -22,6 +22,7 @@ import (
 
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	"sallyport/policy/finding"
 	policyrego "sallyport/policy/rego"
 )
 
@@ -55,9 +56,9 @@ type Report struct {
 
 // Result is what came of one test.
 type Result struct {
-	Name     string          `json:"name"` // sallyport.team.x_test.test_y
-	Position policy.Position `json:"position"`
-	Outcome  Outcome         `json:"outcome"`
+	Name     string           `json:"name"` // sallyport.team.x_test.test_y
+	Position finding.Position `json:"position"`
+	Outcome  Outcome          `json:"outcome"`
 	// Millis is how long it took, in milliseconds.
 	Millis float64 `json:"millis"`
 	// Cases are those of a test over many that failed.

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/internal/test/must"
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // folder writes files below a new one.
@@ -101,7 +102,7 @@ func TestRun(t *testing.T) {
 	if wrong == nil {
 		t.Fatal("a test that fails does not say where")
 	}
-	if want := (policy.Position{File: filepath.Join(dir, "uploads_test.rego"), Line: 13, Column: 2}); wrong.Position != want {
+	if want := (finding.Position{File: filepath.Join(dir, "uploads_test.rego"), Line: 13, Column: 2}); wrong.Position != want {
 		t.Errorf("got %v, want %v", wrong.Position, want)
 	}
 	for _, part := range []string{"count(uploads.deny) == most", "7", "too large"} {

@@ -8,8 +8,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"sallyport/policy"
 	"sallyport/policy/pathvariants"
+	"sallyport/policy/urlpath"
 )
 
 // GlobPattern is the regular expression (RE2, linear in the path) for globs: * is
@@ -103,7 +103,7 @@ func CheckGlob(glob string) error {
 	case strings.Contains(pathvariants.Decoded(glob), "//"):
 		return fmt.Errorf("%q can never match: an encoded slash beside a slash is refused before any rule", glob)
 	}
-	if err := policy.CheckDecodedPath(pathvariants.Decoded(glob)); err != nil {
+	if err := urlpath.CheckDecoded(pathvariants.Decoded(glob)); err != nil {
 		return fmt.Errorf("%q can never match: %w, which is refused before any rule; write the path as a server resolves it", glob, err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"sallyport/internal/hostname"
 	"sallyport/policy"
 	"sallyport/policy/pathvariants"
+	"sallyport/policy/urlpath"
 )
 
 // ParsedInput is an Input that has been read: the host in canonical form, the
@@ -23,8 +24,8 @@ type ParsedInput struct {
 	SentPath string     // the request's path; Request.Path is one of its readings
 }
 
-// ParseInput refuses an input that no policy could decide about. What the gateway
-// promises about its fields is checked again, since a rule that compares a path
+// ParseInput refuses an input that no policy could decide about. The gateway's promises
+// about its fields are checked again, since a rule that compares a path
 // or a host in another form than its own decides about another one.
 func ParseInput(in policy.Input) (ParsedInput, error) {
 	s := ParsedInput{Input: in}
@@ -94,7 +95,7 @@ func protocolOf(in policy.Input) (policy.Protocol, error) {
 		// Some servers take delete for DELETE, which a rule names.
 		return "", fmt.Errorf("the method %.64q is not in capitals: servers disagree about what it is", r.Method)
 	}
-	if err := policy.CheckNormalised(r.Path); err != nil {
+	if err := urlpath.CheckNormalized(r.Path); err != nil {
 		return "", err
 	}
 	want := policy.ProtocolTLS
@@ -120,7 +121,7 @@ func loginProtocolOf(in policy.Input) (policy.Protocol, error) {
 	case protocol == policy.ProtocolSSH && !slices.Contains(policy.SSHMethods, r.Method), !policy.IsToken(r.Method):
 		return "", fmt.Errorf("%.64q is no method of %s", r.Method, protocol)
 	}
-	return protocol, policy.CheckNormalised(r.Path)
+	return protocol, urlpath.CheckNormalized(r.Path)
 }
 
 // HasVariants tells whether the request's path has more than one reading.

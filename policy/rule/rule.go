@@ -5,6 +5,9 @@
 // rules for a destination, a port and a sandbox in a number of steps that does not depend
 // on how many rules there are. [ParseInput] checks an input and brings its host into the
 // form that rules are kept in. The package decides nothing: see package engine.
+//
+// To add a key to rules: a field of policy.EgressRule or policy.EgressAuthRule, its check in
+// package validate, its compiled form here, and what engine does with it.
 package rule
 
 import (
@@ -14,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // Rule is an egress or egressAuth rule with its defaults filled in.
@@ -39,7 +43,7 @@ type Rule struct {
 	Body        *policy.BodyView      // nil: bodies are not read
 	Path        string                // the rule's path in the document: egress[0]
 	Index       int                   // and among all rules
-	Position    policy.Position       // and in the file
+	Position    finding.Position      // and in the file
 	path        func() *regexp.Regexp // of Paths, compiled when it is first needed
 }
 
@@ -78,8 +82,8 @@ func FromEgress(e policy.EgressRule, d Destination) Rule {
 		r.Protocols = append(r.Protocols, policy.ProtocolOther)
 	default:
 		// A name, and a port of the web, stand for something that is read: an
-		// unknown protocol there is most likely a way round that. Who means
-		// bytes unread says tunnel.
+		// unknown protocol there is most likely a way round that. An author who means bytes
+		// unread says tunnel.
 		web := slices.Contains(r.Ports, 443) || slices.Contains(r.Ports, 80)
 		if explicit && (d.prefix.IsValid() || r.Action == policy.Approve) && !web && !r.Conditional() && r.Body == nil {
 			r.Protocols = append(r.Protocols, policy.ProtocolOther)

@@ -9,6 +9,7 @@ import (
 
 	"sallyport/internal/hostname"
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // bundle checks policy.bundle.
@@ -33,7 +34,7 @@ func (v *validator) bundle(b *policy.BundleSource) {
 	}
 	if b.File != "" {
 		if b.Key == "" {
-			v.say(policy.UnsignedBundle, at+".key", "is missing: whoever can write the file writes policy", "sign the bundle with `opa sign` and write the PEM file of the public key")
+			v.say(finding.UnsignedBundle, at+".key", "is missing: whoever can write the file writes policy", "sign the bundle with `opa sign` and write the PEM file of the public key")
 		}
 		if b.AuthRef != "" || b.Roots != "" || b.Poll != 0 || b.StaleAfter != 0 {
 			v.fail(at, "authRef, roots, poll and staleAfter are for a url", "remove them")
@@ -54,7 +55,7 @@ func (v *validator) bundle(b *policy.BundleSource) {
 	if b.Key == "" {
 		v.fail(at+".key", "is missing: a bundle from a server is taken with a signature only", "sign it with `opa sign` and write the PEM file of the public key")
 	}
-	if b.AuthRef != "" && !slices.ContainsFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == b.AuthRef }) {
+	if b.AuthRef != "" && v.find(b.AuthRef) < 0 {
 		v.fail(at+".authRef", fmt.Sprintf("%q is not among the credentials", b.AuthRef), "add it to credentials")
 	}
 	poll := b.Poll.Or(policy.DefaultPoll)

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/internal/hostname"
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // storable are the names of secrets in the embedded store.
@@ -52,7 +53,7 @@ func (v *validator) exchange(path string, e *policy.Exchange) {
 }
 
 // bad is say of a credential.
-func (v *validator) bad(path, message, fix string) { v.say(policy.BadCredential, path, message, fix) }
+func (v *validator) bad(path, message, fix string) { v.say(finding.BadCredential, path, message, fix) }
 
 // needed checks that a key of an exchange is written.
 func (v *validator) needed(path, key, value, example string) bool {
@@ -73,15 +74,15 @@ func (v *validator) endpoint(path, address string) {
 }
 
 func (v *validator) algorithm(path, name string) {
-	v.oneOf(policy.BadCredential, path+".algorithm", name, "is not an algorithm", "write RS256, ES256, EdDSA or HS256", policy.JWTAlgorithms()...)
+	v.oneOf(finding.BadCredential, path+".algorithm", name, "is not an algorithm", "write RS256, ES256, EdDSA or HS256", policy.JWTAlgorithms()...)
 }
 
 func (v *validator) oauth2(path string, o *policy.OAuth2Exchange) {
 	v.needed(path, "tokenURL", o.TokenURL, "https://auth.example.com/token")
 	v.endpoint(path+".tokenURL", o.TokenURL)
-	v.oneOf(policy.BadCredential, path+".grant", o.Grant, "is not a grant", "write clientCredentials, refreshToken or jwtBearer",
+	v.oneOf(finding.BadCredential, path+".grant", o.Grant, "is not a grant", "write clientCredentials, refreshToken or jwtBearer",
 		policy.GrantClientCredentials, policy.GrantRefreshToken, policy.GrantJWTBearer)
-	v.oneOf(policy.BadCredential, path+".clientAuth", o.ClientAuth, "is not a way to authenticate a client", "write basic, post or privateKeyJWT",
+	v.oneOf(finding.BadCredential, path+".clientAuth", o.ClientAuth, "is not a way to authenticate a client", "write basic, post or privateKeyJWT",
 		policy.ClientAuthBasic, policy.ClientAuthPost, policy.ClientAuthPrivateKeyJWT)
 	bearer, signs := o.Grant == policy.GrantJWTBearer, o.ClientAuth == policy.ClientAuthPrivateKeyJWT
 	if o.ClientID == "" && (!bearer || signs) {
@@ -134,7 +135,7 @@ func (v *validator) gitHubApp(path string, g *policy.GitHubAppExchange) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Permissions)) {
 		at := path + ".permissions." + name
-		v.oneOf(policy.BadCredential, at, g.Permissions[name], "is not a permission", "write read, write or admin", "read", "write", "admin")
+		v.oneOf(finding.BadCredential, at, g.Permissions[name], "is not a permission", "write read, write or admin", "read", "write", "admin")
 		if g.Permissions[name] == "" {
 			v.bad(at, "is empty", "write read, write or admin")
 		}
@@ -205,17 +206,17 @@ func (v *validator) aws(path string, a *policy.AWSExchange) {
 
 // exchanged checks that a rule can give what its credential is exchanged for.
 func (v *validator) exchanged(path string, e policy.EgressAuthRule) {
-	i := slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == e.AuthRef })
+	i := v.find(e.AuthRef)
 	if i < 0 {
 		return
 	}
 	c := v.doc.Credentials[i]
 	switch {
 	case e.Inject == nil && c.Exchange != nil && c.Exchange.AWS != nil:
-		v.say(policy.BadInject, path, fmt.Sprintf("injects the credential %q as a bearer token, and it is exchanged for keys of AWS", c.Name), "say where they go with inject:")
+		v.say(finding.BadInject, path, fmt.Sprintf("injects the credential %q as a bearer token, and it is exchanged for keys of AWS", c.Name), "say where they go with inject:")
 	case e.Inject != nil && e.Inject.TokenEndpoint && len(e.Paths) == 0:
-		v.say(policy.BadInject, path+".inject.tokenEndpoint", "answers all requests to the destination", "write paths: [/oauth/token], as the program's endpoint has it")
+		v.say(finding.BadInject, path+".inject.tokenEndpoint", "answers all requests to the destination", "write paths: [/oauth/token], as the program's endpoint has it")
 	case e.Inject != nil && e.Inject.TokenEndpoint && c.Placeholder == nil:
-		v.say(policy.BadInject, path+".inject.tokenEndpoint", fmt.Sprintf("has no placeholder of the credential %q to answer with", c.Name), "write placeholder: {env: NAME, like: how a token begins} in the credential")
+		v.say(finding.BadInject, path+".inject.tokenEndpoint", fmt.Sprintf("has no placeholder of the credential %q to answer with", c.Name), "write placeholder: {env: NAME, like: how a token begins} in the credential")
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"sallyport/policy"
 	"sallyport/policy/rule"
+	"sallyport/policy/urlpath"
 )
 
 // matches compares by the meaning of *, ** and %2F, letter by letter.
@@ -51,7 +51,7 @@ func FuzzGlob(f *testing.F) {
 		f.Add(s[0], s[1])
 	}
 	f.Fuzz(func(t *testing.T, glob, raw string) {
-		path, err := policy.NormalizePath(raw)
+		path, err := urlpath.Normalize(raw)
 		if err != nil || rule.CheckGlob(glob) != nil || len(glob) > 64 || len(path) > 128 {
 			return
 		}

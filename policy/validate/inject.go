@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // maxGrace bounds Credential.Grace.
@@ -16,22 +17,24 @@ const maxGrace = 24 * time.Hour
 
 func (v *validator) credential(path string, c policy.Credential) {
 	if c.Name == "" {
-		v.say(policy.BadCredential, path, "has no name", "write name: and what authRef will say")
+		v.say(finding.BadCredential, path, "has no name", "write name: and what authRef will say")
 		return
 	}
 	if !policy.IsToken(c.Name) || len(c.Name) > 128 {
-		v.say(policy.BadCredential, path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
+		v.say(finding.BadCredential, path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
 	}
 	if _, taken := v.credentials[c.Name]; taken {
-		v.say(policy.BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
+		v.say(finding.BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
 	}
 	v.credentials[c.Name] = false
 	if grace := time.Duration(c.Grace); grace < 0 || grace > maxGrace {
-		v.say(policy.BadCredential, path+".grace", fmt.Sprintf("%v is not a grace", grace), "write one from 0s to 24h")
+		v.say(finding.BadCredential, path+".grace", fmt.Sprintf("%v is not a grace", grace), "write one from 0s to 24h")
 	}
+	v.cache(path+".cache", c)
+	v.binding(path, c)
 	for i, field := range c.AllowShort {
 		if !policy.IsLabel(field) {
-			v.say(policy.BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")
+			v.say(finding.BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")
 		}
 	}
 	v.exchange(path+".exchange", c.Exchange)
@@ -44,14 +47,31 @@ func (v *validator) credential(path string, c policy.Credential) {
 		at := path + ".source.vault"
 		switch {
 		case vault.Path == "":
-			v.say(policy.BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
+			v.say(finding.BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
 		case !strings.Contains(vault.Path, "/") || strings.HasPrefix(vault.Path, "v1/") || !policy.VaultPath(vault.Path):
-			v.say(policy.BadCredential, at+".path", fmt.Sprintf("%q is not an API path of Vault's", vault.Path), "write one as secret/data/"+c.Name+", without /v1")
+			v.say(finding.BadCredential, at+".path", fmt.Sprintf("%q is not an API path of Vault's", vault.Path), "write one as secret/data/"+c.Name+", without /v1")
 		case len(vault.Parameters) > 0 && !vault.Makes():
-			v.say(policy.BadCredential, at+".parameters", fmt.Sprintf("are for an engine, and %q is a secret that is kept", vault.Path), "remove them")
+			v.say(finding.BadCredential, at+".parameters", fmt.Sprintf("are for an engine, and %q is a secret that is kept", vault.Path), "remove them")
 		case c.Exchange != nil && vault.Makes():
-			v.say(policy.BadCredential, path+".exchange", fmt.Sprintf("needs a secret that is the same for all sandboxes, and %q is made for each", vault.Path), "remove it, or keep the secret in a KV mount")
+			v.say(finding.BadCredential, path+".exchange", fmt.Sprintf("needs a secret that is the same for all sandboxes, and %q is made for each", vault.Path), "remove it, or keep the secret in a KV mount")
 		}
+	}
+}
+
+// maxCache bounds Credential.Cache.
+const maxCache = 24 * time.Hour
+
+func (v *validator) cache(path string, c policy.Credential) {
+	if c.Cache == nil {
+		return
+	}
+	switch d := time.Duration(*c.Cache); {
+	case len(c.Source.Command) == 0 && (c.Source.Vault == nil || c.Source.Vault.Makes()):
+		v.bad(path, "is for a secret that is in a KV mount of Vault or that a command prints", "remove it: a secret of another source is not kept, or as long as it lives")
+	case c.Exchange != nil:
+		v.bad(path, "is not for a secret with an exchange, which is read for each token", "remove it")
+	case d < 0 || d > maxCache:
+		v.bad(path, fmt.Sprintf("%v is not a time to keep a secret", d), "write one from 0s to 24h")
 	}
 }
 
@@ -75,19 +95,19 @@ func (v *validator) source(path string, s policy.CredentialSource) {
 		}
 	}
 	if len(given) > 1 {
-		v.say(policy.BadCredential, path, "has "+strings.Join(given, " and "), "keep one of them")
+		v.say(finding.BadCredential, path, "has "+strings.Join(given, " and "), "keep one of them")
 	}
 	if s.Env != "" && !variableForm.MatchString(s.Env) {
-		v.say(policy.BadCredential, path+".env", fmt.Sprintf("%q is not a variable's name", s.Env), "write the name without $ and value, as OPENAI_API_KEY")
+		v.say(finding.BadCredential, path+".env", fmt.Sprintf("%q is not a variable's name", s.Env), "write the name without $ and value, as OPENAI_API_KEY")
 	}
 	if strings.ContainsRune(s.File, 0) {
-		v.say(policy.BadCredential, path+".file", "is not a path", "write one as /run/secrets/openai-api-key")
+		v.say(finding.BadCredential, path+".file", "is not a path", "write one as /run/secrets/openai-api-key")
 	}
 	if s.Command == nil {
 		return
 	}
 	if len(s.Command) == 0 || len(s.Command) > maxArgs || s.Command[0] == "" || slices.ContainsFunc(s.Command, func(arg string) bool { return len(arg) > maxArg || strings.ContainsRune(arg, 0) }) {
-		v.say(policy.BadCredential, path+".command", "is not a program with its arguments", "write a list as [pass, show, openai-api-key]")
+		v.say(finding.BadCredential, path+".command", "is not a program with its arguments", "write a list as [pass, show, openai-api-key]")
 	}
 }
 
@@ -104,9 +124,9 @@ func (v *validator) inject(path string, in *policy.Inject) {
 	if h := in.Header; h != nil {
 		given++
 		if !policy.IsToken(h.Name) {
-			v.say(policy.BadInject, path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
+			v.say(finding.BadInject, path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
 		} else if slices.Contains(unsettable, strings.ToLower(h.Name)) {
-			v.say(policy.BadInject, path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
+			v.say(finding.BadInject, path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
 		}
 		v.template(path+".header.value", h.Value, true)
 	}
@@ -115,20 +135,20 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		v.template(path+".basic.username", b.Username, false)
 		v.template(path+".basic.password", b.Password, false)
 		if !strings.Contains(b.Username+b.Password, "{{") {
-			v.say(policy.SecretWritten, path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
+			v.say(finding.SecretWritten, path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
 		}
 	}
 	if q := in.Query; q != nil {
 		given++
 		if q.Name == "" {
-			v.say(policy.BadInject, path+".query", "has no name", "write name: and the query parameter")
+			v.say(finding.BadInject, path+".query", "has no name", "write name: and the query parameter")
 		}
 		v.template(path+".query.value", q.Value, true)
 	}
 	if c := in.Cookie; c != nil {
 		given++
 		if !policy.IsToken(c.Name) {
-			v.say(policy.BadInject, path+".cookie", fmt.Sprintf("%q is not the name of a cookie", c.Name), "write name: and the cookie, as session")
+			v.say(finding.BadInject, path+".cookie", fmt.Sprintf("%q is not the name of a cookie", c.Name), "write name: and the cookie, as session")
 		}
 		v.template(path+".cookie.value", c.Value, true)
 	}
@@ -153,7 +173,7 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		given++
 		for key, value := range map[string]string{"service": a.Service, "region": a.Region} {
 			if strings.ContainsAny(value, "/ \t\r\n") {
-				v.say(policy.BadInject, path+".aws."+key, fmt.Sprintf("%q is not one", policy.Clean(value)), "write it as it is in the name of the endpoint, as s3 or eu-central-1")
+				v.say(finding.BadInject, path+".aws."+key, fmt.Sprintf("%q is not one", policy.Clean(value)), "write it as it is in the name of the endpoint, as s3 or eu-central-1")
 			}
 		}
 	}
@@ -162,7 +182,7 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		v.hmac(path+".hmac", h)
 	}
 	if given != 1 {
-		v.say(policy.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+policy.InjectKinds)
+		v.say(finding.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+strings.Join(policy.InjectKinds, ", "))
 	}
 }
 
@@ -174,33 +194,33 @@ var braced = regexp.MustCompile(`\{[A-Za-z0-9]+\}`)
 func (v *validator) hmac(path string, h *policy.HMACInject) {
 	v.template(path+".key", h.Key, true)
 	if !slices.Contains([]string{"", policy.SHA1, policy.SHA256, policy.SHA512}, h.Algorithm) {
-		v.say(policy.BadInject, path+".algorithm", fmt.Sprintf("is %q", policy.Clean(h.Algorithm)), "write sha1, sha256 or sha512")
+		v.say(finding.BadInject, path+".algorithm", fmt.Sprintf("is %q", policy.Clean(h.Algorithm)), "write sha1, sha256 or sha512")
 	}
 	if !slices.Contains([]string{"", policy.Hex, policy.Base64}, h.Encoding) {
-		v.say(policy.BadInject, path+".encoding", fmt.Sprintf("is %q", policy.Clean(h.Encoding)), "write hex or base64")
+		v.say(finding.BadInject, path+".encoding", fmt.Sprintf("is %q", policy.Clean(h.Encoding)), "write hex or base64")
 	}
 	if h.Sign == "" || strings.Contains(h.Sign, "{{") {
-		v.say(policy.BadInject, path+".sign", "has no text to sign, or a field of the secret in it", `write one as "{method}\n{path}\n{timestamp}\n{bodySha256}"`)
+		v.say(finding.BadInject, path+".sign", "has no text to sign, or a field of the secret in it", `write one as "{method}\n{path}\n{timestamp}\n{bodySha256}"`)
 	}
 	for _, part := range braced.FindAllString(h.Sign, -1) {
 		if !slices.Contains(signable, part) {
-			v.say(policy.BadInject, path+".sign", policy.Clean(part)+" is no part of a request", "write one of "+strings.Join(signable, ", "))
+			v.say(finding.BadInject, path+".sign", policy.Clean(part)+" is no part of a request", "write one of "+strings.Join(signable, ", "))
 		}
 	}
 	signed := false
 	for name, value := range h.Headers {
 		at := path + ".headers." + name
 		if !policy.IsToken(name) || slices.Contains(unsettable, strings.ToLower(name)) {
-			v.say(policy.BadInject, at, "is not a header that a signature can be put in", "write one as X-Signature")
+			v.say(finding.BadInject, at, "is not a header that a signature can be put in", "write one as X-Signature")
 		}
 		v.template(at, value, false)
 		if strings.Contains(value, "{body") {
-			v.say(policy.BadInject, at, "has the body in it", "write {signature}, {timestamp} or a field of the secret")
+			v.say(finding.BadInject, at, "has the body in it", "write {signature}, {timestamp} or a field of the secret")
 		}
 		signed = signed || strings.Contains(value, "{signature}")
 	}
 	if !signed {
-		v.say(policy.BadInject, path+".headers", "has the signature nowhere", `write one as {X-Signature: "{signature}"}`)
+		v.say(finding.BadInject, path+".headers", "has the signature nowhere", `write one as {X-Signature: "{signature}"}`)
 	}
 }
 
@@ -214,17 +234,17 @@ func (v *validator) template(path, text string, secret bool) {
 	t, err := template.New("value").Option("missingkey=error").Parse(text)
 	if err != nil {
 		_, why, _ := strings.Cut(err.Error(), "value:")
-		v.say(policy.BadInject, path, "is not a template: line "+why, "write one as "+example)
+		v.say(finding.BadInject, path, "is not a template: line "+why, "write one as "+example)
 		return
 	}
 	if len(t.Templates()) > 1 || strings.Contains(text, "{{ template") {
-		v.say(policy.BadInject, path, "defines templates of its own", "write one as "+example)
+		v.say(finding.BadInject, path, "defines templates of its own", "write one as "+example)
 	}
 	if secret && !strings.Contains(text, "{{") {
-		v.say(policy.SecretWritten, path, "has nothing of the secret in it", "write "+example+`, and set the secret with "sallyport secret set"`)
+		v.say(finding.SecretWritten, path, "has nothing of the secret in it", "write "+example+`, and set the secret with "sallyport secret set"`)
 	}
 	if strings.ContainsAny(text, "\r\n\x00") {
-		v.say(policy.BadInject, path, "has a line break in it", "write it on one line")
+		v.say(finding.BadInject, path, "has a line break in it", "write it on one line")
 	}
 }
 
@@ -232,5 +252,5 @@ func (v *validator) template(path, text string, secret bool) {
 func CheckInject(in *policy.Inject) error {
 	v := validator{}
 	v.inject("inject", in)
-	return policy.JoinErrors(v.findings)
+	return finding.JoinErrors(v.findings)
 }

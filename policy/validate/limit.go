@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rule"
 )
 
@@ -24,12 +25,12 @@ func (v *validator) limits() {
 	for i, l := range v.doc.Limits {
 		path := fmt.Sprintf("limits[%d]", i)
 		if at, twice := taken[l.Name]; twice && l.Name != "" {
-			v.say(policy.BadLimit, path+".name", fmt.Sprintf("%q is already the name of %s: counters hang by it", l.Name, at), "give each of the two a name of its own")
+			v.say(finding.BadLimit, path+".name", fmt.Sprintf("%q is already the name of %s: counters hang by it", l.Name, at), "give each of the two a name of its own")
 		}
 		taken[l.Name] = path
 		v.limit(path, l)
 		v.matches(path, nil, nil, nil, l.Sandboxes)
-		if l.Credential != "" && !slices.ContainsFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == l.Credential }) {
+		if l.Credential != "" && v.find(l.Credential) < 0 {
 			v.reference(path+".credential", l.Credential)
 			continue
 		}
@@ -45,9 +46,9 @@ func (v *validator) limits() {
 // limit checks what does not depend on the document.
 func (v *validator) limit(path string, l policy.Limit) {
 	if l.Name == "" {
-		v.say(policy.BadLimit, path, "has no name", "write name: and what its counters and denials are to be called")
+		v.say(finding.BadLimit, path, "has no name", "write name: and what its counters and denials are to be called")
 	} else {
-		v.label(policy.BadLimit, path, l.Name)
+		v.label(finding.BadLimit, path, l.Name)
 	}
 	v.per(path, l)
 	for _, n := range []struct {
@@ -57,25 +58,25 @@ func (v *validator) limit(path string, l policy.Limit) {
 		{"requests", l.Requests}, {"bytes", int64(l.Bytes)}, {"uses", l.Uses}, {"concurrent", l.Concurrent}, {"size", int64(l.Size)}, {"tokens", l.Tokens},
 	} {
 		if n.value < 0 {
-			v.say(policy.BadLimit, path+"."+n.key, fmt.Sprintf("%d is less than none", n.value), "write a number from 1; to allow nothing write a rule with action: deny")
+			v.say(finding.BadLimit, path+"."+n.key, fmt.Sprintf("%d is less than none", n.value), "write a number from 1; to allow nothing write a rule with action: deny")
 		}
 	}
 	every := time.Duration(l.Every)
 	switch {
 	case l.Periodic() && l.Every == 0:
-		v.say(policy.BadLimit, path, "says how much and not for how long", `write every: 24h, or another period`)
+		v.say(finding.BadLimit, path, "says how much and not for how long", `write every: 24h, or another period`)
 	case l.Every != 0 && (every < minEvery || every > maxEvery):
-		v.say(policy.BadLimit, path+".every", fmt.Sprintf("%v is no period that can be counted over", l.Every), "write one from 1s to 8784h")
+		v.say(finding.BadLimit, path+".every", fmt.Sprintf("%v is no period that can be counted over", l.Every), "write one from 1s to 8784h")
 	case l.Every != 0 && !l.Periodic():
-		v.say(policy.BadLimit, path+".every", "has nothing to count: concurrent, size and hours have no period", "write requests, bytes, uses, tokens or cost beside it, or remove it")
+		v.say(finding.BadLimit, path+".every", "has nothing to count: concurrent, size and hours have no period", "write requests, bytes, uses, tokens or cost beside it, or remove it")
 	case !l.Periodic() && l.Concurrent == 0 && l.Size == 0 && l.Hours == nil:
-		v.say(policy.BadLimit, path, "limits nothing", "write requests, bytes, uses, tokens or cost with every, or concurrent, size or hours")
+		v.say(finding.BadLimit, path, "limits nothing", "write requests, bytes, uses, tokens or cost with every, or concurrent, size or hours")
 	}
 	if l.Hours != nil {
 		if _, err := policy.ReadHours(*l.Hours); err != nil {
 			key, rest, _ := strings.Cut(err.Error(), ": ")
 			message, fix, _ := strings.Cut(rest, "; ")
-			v.say(policy.BadLimit, path+".hours."+key, message, fix)
+			v.say(finding.BadLimit, path+".hours."+key, message, fix)
 		}
 	}
 }
@@ -86,7 +87,7 @@ func (v *validator) per(path string, l policy.Limit) {
 	known := []string{policy.PerSandbox, policy.PerDestination, policy.PerCredential, policy.PerAll}
 	switch {
 	case tag && key == "":
-		v.say(policy.BadLimit, path+".per", "names no tag", "write it as tag:team")
+		v.say(finding.BadLimit, path+".per", "names no tag", "write it as tag:team")
 	case tag:
 		tags := map[string]bool{}
 		for _, r := range v.rules {
@@ -97,15 +98,15 @@ func (v *validator) per(path string, l policy.Limit) {
 		for t := range l.Sandboxes.Tags {
 			tags[t] = true
 		}
-		if near := policy.Nearest(key, slices.Sorted(maps.Keys(tags))); near != "" && near != key && !tags[key] {
-			v.say(policy.NeverMet, path+".per", fmt.Sprintf("no rule selects by a tag %q: sandboxes without it have one counter together", key), fmt.Sprintf("did you mean %q?", policy.PerTag+near))
+		if near := finding.Nearest(key, slices.Sorted(maps.Keys(tags))); near != "" && near != key && !tags[key] {
+			v.say(finding.NeverMet, path+".per", fmt.Sprintf("no rule selects by a tag %q: sandboxes without it have one counter together", key), fmt.Sprintf("did you mean %q?", policy.PerTag+near))
 		}
 	case l.Per != "" && !slices.Contains(known, l.Per):
 		fix := "write sandbox, tag:KEY, destination, credential or all"
-		if near := policy.Nearest(l.Per, known); near != "" {
+		if near := finding.Nearest(l.Per, known); near != "" {
 			fix = fmt.Sprintf("did you mean %s? Otherwise %s", near, fix)
 		}
-		v.say(policy.BadLimit, path+".per", fmt.Sprintf("%q has no counters", l.Per), fix)
+		v.say(finding.BadLimit, path+".per", fmt.Sprintf("%q has no counters", l.Per), fix)
 	}
 }
 
@@ -128,7 +129,7 @@ func (v *validator) met(path string, l policy.Limit, t *rule.Table) {
 	}
 	reached = slices.DeleteFunc(slices.Clone(reached), func(r rule.Rule) bool { return r.Action == policy.Deny })
 	if len(reached) == 0 && l.Destination != "" && v.doc.Policy.Dir == "" && v.doc.Policy.Bundle == nil {
-		v.say(policy.NeverMet, path+".destination", fmt.Sprintf("no rule allows %q, so that the limit is never met", l.Destination), "write it as the rules have it, or remove the limit")
+		v.say(finding.NeverMet, path+".destination", fmt.Sprintf("no rule allows %q, so that the limit is never met", l.Destination), "write it as the rules have it, or remove the limit")
 		return
 	}
 	if l.Credential == "" && l.Uses == 0 && l.Per != policy.PerCredential {
@@ -142,7 +143,7 @@ func (v *validator) met(path string, l policy.Limit, t *rule.Table) {
 		if l.Credential != "" {
 			what = fmt.Sprintf("the credential %q", l.Credential)
 		}
-		v.say(policy.NeverMet, path, "no egressAuth rule gives "+what+" to what it is about, so that the limit is never met", "correct its credential or destination, or remove it")
+		v.say(finding.NeverMet, path, "no egressAuth rule gives "+what+" to what it is about, so that the limit is never met", "correct its credential or destination, or remove it")
 	}
 }
 
@@ -151,10 +152,10 @@ func (v *validator) met(path string, l policy.Limit, t *rule.Table) {
 func CheckLimit(l policy.Limit) error {
 	v := validator{names: map[string]string{}}
 	if l.Destination != "" || l.Sandboxes.Names != nil || l.Sandboxes.Tags != nil {
-		v.say(policy.BadLimit, "limit", "selects by sandboxes or destination", "write that as the condition of the rule")
+		v.say(finding.BadLimit, "limit", "selects by sandboxes or destination", "write that as the condition of the rule")
 	}
 	v.limit("limit", l)
-	return policy.JoinErrors(v.findings)
+	return finding.JoinErrors(v.findings)
 }
 
 // maxPrices bounds those of a document: they are looked through for each model.
@@ -169,16 +170,16 @@ func (v *validator) prices() {
 		taken[p.Model+" "+p.Destination] = path
 		switch {
 		case i == maxPrices:
-			v.say(policy.BadPrice, path, fmt.Sprintf("there are more than %d prices", maxPrices), `write prices of families of models, as in model: "gpt-5*"`)
+			v.say(finding.BadPrice, path, fmt.Sprintf("there are more than %d prices", maxPrices), `write prices of families of models, as in model: "gpt-5*"`)
 			return
 		case p.Model == "":
-			v.say(policy.BadPrice, path, "is of no model", `write model: "gpt-5*", or "*" for all`)
+			v.say(finding.BadPrice, path, "is of no model", `write model: "gpt-5*", or "*" for all`)
 		case !policy.IsLabel(p.Model):
-			v.say(policy.BadPrice, path+".model", fmt.Sprintf("%q is no model's name", p.Model), "write 1 to 200 visible ASCII characters, where * stands for any")
+			v.say(finding.BadPrice, path+".model", fmt.Sprintf("%q is no model's name", p.Model), "write 1 to 200 visible ASCII characters, where * stands for any")
 		case twice:
-			v.say(policy.BadPrice, path, fmt.Sprintf("%s is of the same models, and comes first", at), "remove one of the two")
+			v.say(finding.BadPrice, path, fmt.Sprintf("%s is of the same models, and comes first", at), "remove one of the two")
 		case p.Input == nil || p.Output == nil:
-			v.say(policy.BadPrice, path, "has no input or no output", `write both, what a million tokens cost, as in input: "1.25", output: "10.00"; "0" is free`)
+			v.say(finding.BadPrice, path, "has no input or no output", `write both, what a million tokens cost, as in input: "1.25", output: "10.00"; "0" is free`)
 		}
 		if p.Destination != "" {
 			_, _ = v.destination(path, p.Destination, nil, true)
@@ -197,7 +198,7 @@ func (v *validator) prices() {
 			return a.Holds(b) || b.Holds(a)
 		})
 		if !met {
-			v.say(policy.NoPrice, fmt.Sprintf("limits[%d].cost", i), "no price is for what it is about, so that all of that is denied", `write prices: [{model: "gpt-5*", input: "1.25", output: "10.00"}]`)
+			v.say(finding.NoPrice, fmt.Sprintf("limits[%d].cost", i), "no price is for what it is about, so that all of that is denied", `write prices: [{model: "gpt-5*", input: "1.25", output: "10.00"}]`)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // logins checks the logins of an injection and counts them.
@@ -23,7 +24,7 @@ func (v *validator) logins(path string, in *policy.Inject) (given int) {
 		if l.LoginInject != nil {
 			given++
 			if l.key == "postgres" && l.Username == "" {
-				v.say(policy.BadInject, path+".postgres", "has no username", `write username: and the role to log in as, or "{{ .username }}"`)
+				v.say(finding.BadInject, path+".postgres", "has no username", `write username: and the role to log in as, or "{{ .username }}"`)
 			}
 			v.template(path+"."+l.key+".username", l.Username, false)
 			v.template(path+"."+l.key+".password", l.Password, true)
@@ -35,10 +36,10 @@ func (v *validator) logins(path string, in *policy.Inject) (given int) {
 // ssh checks a login to an SSH server. Without its keys anybody on the way could be it.
 func (v *validator) ssh(path string, s *policy.SSHInject) {
 	if !policy.IsLabel(s.User) {
-		v.say(policy.BadInject, path, fmt.Sprintf("%q is not a user", s.User), "write user: and the name to log in with, as git")
+		v.say(finding.BadInject, path, fmt.Sprintf("%q is not a user", s.User), "write user: and the name to log in with, as git")
 	}
 	if len(s.HostKeys) == 0 {
-		v.say(policy.BadInject, path, "has no host keys, so that anybody on the way could be the server",
+		v.say(finding.BadInject, path, "has no host keys, so that anybody on the way could be the server",
 			`write hostKeys: and the keys that the server's administrator publishes, as "ssh-ed25519 AAAA…"`)
 	}
 	for i, text := range s.HostKeys {
@@ -46,11 +47,11 @@ func (v *validator) ssh(path string, s *policy.SSHInject) {
 		key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(text))
 		switch {
 		case err != nil || len(options) > 0 || len(rest) > 0 || strings.ContainsAny(text, "\r\n"):
-			v.say(policy.BadInject, at, "is not a public key of SSH", `write its type and base64, without the host's name, as "ssh-ed25519 AAAA…"`)
+			v.say(finding.BadInject, at, "is not a public key of SSH", `write its type and base64, without the host's name, as "ssh-ed25519 AAAA…"`)
 		case strings.Contains(key.Type(), "-cert-"):
-			v.say(policy.BadInject, at, "is a certificate", "write the server's own public key")
+			v.say(finding.BadInject, at, "is a certificate", "write the server's own public key")
 		case key.Type() == ssh.InsecureKeyAlgoDSA: //nolint:staticcheck // refused
-			v.say(policy.BadInject, at, "is a DSA key, which is too weak", "write another of the server's keys")
+			v.say(finding.BadInject, at, "is a DSA key, which is too weak", "write another of the server's keys")
 		}
 	}
 }
@@ -67,7 +68,7 @@ func (v *validator) login(path string, e policy.EgressAuthRule) {
 	}
 	no := func(given bool, key string) {
 		if given {
-			v.say(policy.NeverMatches, path+"."+key, fmt.Sprintf("is of no use over %s", p), "remove it")
+			v.say(finding.NeverMatches, path+"."+key, fmt.Sprintf("is of no use over %s", p), "remove it")
 		}
 	}
 	no(e.RawPath, "rawPath")
@@ -75,7 +76,7 @@ func (v *validator) login(path string, e policy.EgressAuthRule) {
 	no(e.Cookies != "", "cookies")
 	no(e.Body != nil, "body")
 	if e.Own != "" {
-		v.say(policy.NeverMatches, path+".own", fmt.Sprintf("the gateway logs in over %s itself, and nothing that the sandbox logs in with goes on to the server", p), "remove it")
+		v.say(finding.NeverMatches, path+".own", fmt.Sprintf("the gateway logs in over %s itself, and nothing that the sandbox logs in with goes on to the server", p), "remove it")
 	}
 	if p != policy.ProtocolSSH {
 		no(e.Methods != nil, "methods")
@@ -84,10 +85,10 @@ func (v *validator) login(path string, e policy.EgressAuthRule) {
 	for i, m := range e.Methods {
 		if at := fmt.Sprintf("%s.methods[%d]", path, i); !slices.Contains(policy.SSHMethods, m) {
 			fix := "write some of " + strings.Join(policy.SSHMethods, ", ")
-			if near := policy.Nearest(m, policy.SSHMethods); near != "" {
+			if near := finding.Nearest(m, policy.SSHMethods); near != "" {
 				fix = "did you mean " + near + "?"
 			}
-			v.say(policy.NeverMatches, at, fmt.Sprintf("%q is nothing that is done over SSH", m), fix)
+			v.say(finding.NeverMatches, at, fmt.Sprintf("%q is nothing that is done over SSH", m), fix)
 		}
 	}
 }

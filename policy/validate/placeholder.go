@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
@@ -17,10 +18,10 @@ func (v *validator) placeholder(path string, c policy.Credential) {
 		return
 	}
 	if !variable.MatchString(c.Placeholder.Env) {
-		v.say(policy.BadCredential, path, fmt.Sprintf("env %q is not the name of a variable", c.Placeholder.Env), "write one as env: OPENAI_API_KEY")
+		v.say(finding.BadCredential, path, fmt.Sprintf("env %q is not the name of a variable", c.Placeholder.Env), "write one as env: OPENAI_API_KEY")
 	}
 	if _, err := c.Placeholder.Shape(c.Name); err != nil {
-		v.say(policy.BadCredential, path+".like", err.Error(), `write one as "sk-proj-" or "ghp_[A-Za-z0-9]{36}"`)
+		v.say(finding.BadCredential, path+".like", err.Error(), `write one as "sk-proj-" or "ghp_[A-Za-z0-9]{36}"`)
 	}
 }
 
@@ -35,19 +36,19 @@ func (v *validator) places(path string, places []string) {
 		case !named && slices.Contains(policy.PlaceholderPlaces, p):
 		case named && kind == policy.PlaceHeader && policy.IsToken(name):
 			if key = strings.ToLower(p); slices.Contains(unsettable, strings.ToLower(name)) {
-				v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), name+" says how the request is carried, and cannot hold a credential", "write one as \"header:X-Api-Key\"")
+				v.say(finding.BadInject, fmt.Sprintf("%s[%d]", path, i), name+" says how the request is carried, and cannot hold a credential", "write one as \"header:X-Api-Key\"")
 			}
 		case named && kind == policy.PlaceQuery && policy.IsLabel(name):
 		default:
-			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is no place", policy.Clean(p)), hint)
+			v.say(finding.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is no place", policy.Clean(p)), hint)
 		}
 		if seen[key] {
-			v.say(policy.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is there twice", policy.Clean(p)), "remove one")
+			v.say(finding.BadInject, fmt.Sprintf("%s[%d]", path, i), fmt.Sprintf("%q is there twice", policy.Clean(p)), "remove one")
 		}
 		seen[key] = true
 	}
 	if len(places) == 0 {
-		v.say(policy.BadInject, path, "lists no place", hint)
+		v.say(finding.BadInject, path, "lists no place", hint)
 	}
 }
 
@@ -56,8 +57,8 @@ func (v *validator) replaced(path string, e policy.EgressAuthRule) {
 	if e.Inject == nil || e.Inject.Placeholder == nil {
 		return
 	}
-	i := slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == e.AuthRef })
+	i := v.find(e.AuthRef)
 	if i >= 0 && v.doc.Credentials[i].Placeholder == nil {
-		v.say(policy.BadInject, path, fmt.Sprintf("credential %q has no placeholder", e.AuthRef), "write placeholder: {env: NAME} in that credential")
+		v.say(finding.BadInject, path, fmt.Sprintf("credential %q has no placeholder", e.AuthRef), "write placeholder: {env: NAME} in that credential")
 	}
 }

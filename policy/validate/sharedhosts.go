@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rule"
 
 	"golang.org/x/net/publicsuffix"
@@ -86,15 +87,15 @@ func (v *validator) tenancy(r rule.Rule) {
 		if domain == "" {
 			return
 		}
-		kind, what := policy.AnyTenant, "where anybody can have one"
+		kind, what := finding.AnyTenant, "where anybody can have one"
 		if r.Type == policy.TypeEgressAuth {
-			kind, what = policy.ToAnyTenant, "where anybody can have one that the credential goes to"
+			kind, what = finding.ToAnyTenant, "where anybody can have one that the credential goes to"
 		}
 		fix := fmt.Sprintf("name the ones that are yours, as in \"your-name.%s\"", domain)
 		v.say(kind, r.Path+".destination", fmt.Sprintf("%q takes in every name below %s, %s", "*."+d.Host, domain, what), fix)
 	case rule.ExactHost:
 		if tenantless(r.Paths) && (slices.Contains(byPath, d.Host) || s3Endpoint.MatchString(d.Host)) {
-			v.say(policy.AnyPath, r.Path+".destination", fmt.Sprintf("%s holds everybody's content, told apart by path", d.Host),
+			v.say(finding.AnyPath, r.Path+".destination", fmt.Sprintf("%s holds everybody's content, told apart by path", d.Host),
 				"write paths: with what is yours, as in [\"/your-name/**\"]")
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/pathvariants"
 	"sallyport/policy/rule"
 )
@@ -85,28 +86,28 @@ func globSubsumes(wide, narrow string) bool {
 }
 
 // shadows finds that narrow never decides, or decides nothing that wide does not.
-func shadows(narrow, wide *rule.Rule) (policy.Finding, bool) {
+func shadows(narrow, wide *rule.Rule) (finding.Finding, bool) {
 	if !subsumes(wide, narrow) {
-		return policy.Finding{}, false
+		return finding.Finding{}, false
 	}
 	// A rule that has to see a body denies what has none, whatever others say.
 	alike := reflect.DeepEqual(wide.Body, narrow.Body)
 	grants := narrow.Action == policy.Allow || narrow.Action == policy.Tunnel
 	switch {
 	case wide.Action == policy.Deny && narrow.Action != policy.Deny:
-		return policy.Shadowed.Finding(policy.Position{}, narrow.Path,
+		return finding.Shadowed.Finding(finding.Position{}, narrow.Path,
 			fmt.Sprintf("never decides: the rule %s (%s) denies all that it speaks about, and a deny always wins", wide.Name, wide.Path),
 			"remove it, or leave it out of the deny's destination, ports, methods, paths or sandboxes"), true
 	case wide.Action == policy.Approve && alike && grants && narrow.Type == policy.TypeEgress:
-		return policy.Shadowed.Finding(policy.Position{}, narrow.Path,
+		return finding.Shadowed.Finding(finding.Position{}, narrow.Path,
 			fmt.Sprintf("never decides: the rule %s (%s) asks a person about all that it speaks about, and an approve wins over an allow", wide.Name, wide.Path),
 			"remove it, or leave it out of the approve's destination, ports, methods, paths or sandboxes"), true
 	case wide.Action == narrow.Action && alike && wide.Type == policy.TypeEgress && narrow.Type == policy.TypeEgress && reflect.DeepEqual(wide.Upstream, narrow.Upstream) && wide.RawPath == narrow.RawPath && slices.Equal(wide.Headers, narrow.Headers):
-		return policy.Repeated.Finding(policy.Position{}, narrow.Path,
+		return finding.Repeated.Finding(finding.Position{}, narrow.Path,
 			fmt.Sprintf("says nothing that the rule %s (%s) does not say", wide.Name, wide.Path),
 			fmt.Sprintf("remove it, or narrow %s", wide.Name)), true
 	}
-	return policy.Finding{}, false
+	return finding.Finding{}, false
 }
 
 // selectorsMeet reports whether one selector for certain picks a sandbox that the other

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rule"
 )
 
@@ -20,7 +21,7 @@ func (v *validator) proxy(path string, u *policy.Upstream) {
 			{"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
 		} {
 			if k.value != "" {
-				v.say(policy.BadUpstream, path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
+				v.say(finding.BadUpstream, path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
 			}
 		}
 		return
@@ -28,18 +29,18 @@ func (v *validator) proxy(path string, u *policy.Upstream) {
 	p, err := policy.ParseProxy(u.Proxy)
 	if err != nil {
 		message, fix, _ := strings.Cut(err.Error(), "; ")
-		v.say(policy.BadUpstream, path+".proxy", message, fix)
+		v.say(finding.BadUpstream, path+".proxy", message, fix)
 		return
 	}
 	a, _ := netip.ParseAddr(p.Host)
 	if (a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast()) && !named(u.Addresses, a) {
-		v.say(policy.BadUpstream, path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
+		v.say(finding.BadUpstream, path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
 	}
 	if u.ProxyRoots != "" && p.Scheme != policy.ProxyHTTPS {
-		v.say(policy.BadUpstream, path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
+		v.say(finding.BadUpstream, path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
 	}
 	if u.Resolve != "" && u.Resolve != policy.ResolveProxy {
-		v.say(policy.BadUpstream, path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
+		v.say(finding.BadUpstream, path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
 	}
 	if u.ProxyAuthRef == "" {
 		return
@@ -50,12 +51,12 @@ func (v *validator) proxy(path string, u *policy.Upstream) {
 			v.bad(fmt.Sprintf("credentials[%d].exchange", i), "has no username and password for a proxy", "remove it, or name another credential with proxyAuthRef")
 		}
 		if vault := c.Source.Vault; c.Name == u.ProxyAuthRef && vault != nil && vault.Field != "" {
-			v.say(policy.BadCredential, fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
+			v.say(finding.BadCredential, fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
 		}
 	}
 	if said := p.String() + " " + u.ProxyAuthRef; p.Scheme != policy.ProxyHTTPS && !a.IsLoopback() && !v.warned[said] {
 		v.warned[said] = true
-		v.say(policy.LoginInClear, path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
+		v.say(finding.LoginInClear, path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
 	}
 }
 
@@ -69,7 +70,7 @@ func (v *validator) resolve(path string, u *policy.Upstream, d rule.Destination)
 	if d.Kind == rule.AddressRange {
 		fix = "remove it: an address is not looked up"
 	}
-	v.say(policy.BadUpstream, path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.Key()), fix)
+	v.say(finding.BadUpstream, path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.Key()), fix)
 }
 
 // named reports whether an upstream's addresses have a in them.
@@ -93,9 +94,9 @@ func (v *validator) upstream(path string, u *policy.Upstream) {
 			continue
 		}
 		if p, err := netip.ParsePrefix(a); err != nil {
-			v.say(policy.BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q is neither an IP address nor a CIDR prefix", a), "write one as 10.20.0.7 or 10.20.0.0/16")
+			v.say(finding.BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q is neither an IP address nor a CIDR prefix", a), "write one as 10.20.0.7 or 10.20.0.0/16")
 		} else if p != p.Masked() {
-			v.say(policy.BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q has bits set beyond its length", a), "write "+p.Masked().String())
+			v.say(finding.BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q has bits set beyond its length", a), "write "+p.Masked().String())
 		}
 	}
 	if u.Resolver == "" {
@@ -103,7 +104,7 @@ func (v *validator) upstream(path string, u *policy.Upstream) {
 	}
 	host, port, err := net.SplitHostPort(u.Resolver)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		v.say(policy.BadUpstream, path+".resolver", fmt.Sprintf("%q is not host:port", u.Resolver), "write one as 10.20.0.53:53")
+		v.say(finding.BadUpstream, path+".resolver", fmt.Sprintf("%q is not host:port", u.Resolver), "write one as 10.20.0.53:53")
 	}
 }
 
@@ -118,7 +119,7 @@ func (v *validator) upstreams() {
 		key := r.Destination.Key()
 		for _, o := range byDestination[key] {
 			if portsMeet(o.Ports, r.Ports) && selectorsMeet(o.Sandboxes, r.Sandboxes) && !reflect.DeepEqual(o.Upstream, r.Upstream) {
-				v.say(policy.BadUpstream, r.Path+".upstream",
+				v.say(finding.BadUpstream, r.Path+".upstream",
 					fmt.Sprintf("differs from that of the rule %s (%s), which is for the same destination", o.Name, o.Path),
 					"write it in one of the two: a rule without upstream takes the other's")
 				break

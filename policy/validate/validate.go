@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/finding"
 	"sallyport/policy/rule"
 
 	"golang.org/x/net/publicsuffix"
@@ -19,14 +20,14 @@ import (
 
 // Document lists everything that is wrong with the document, errors and
 // warnings, in the order of the file. It does not read the team's Rego.
-func Document(doc policy.Document) []policy.Finding {
+func Document(doc policy.Document) []finding.Finding {
 	_, findings := Rules(doc)
 	return findings
 }
 
 // Rules turns the document into rules with their defaults filled in. The rules
 // are of use only when no finding is an error.
-func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
+func Rules(doc policy.Document) ([]rule.Rule, []finding.Finding) {
 	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}, warned: map[string]bool{}}
 	for i, c := range doc.Credentials {
 		v.credential(fmt.Sprintf("credentials[%d]", i), c)
@@ -43,7 +44,7 @@ func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
 	}
 	for i, c := range doc.Credentials {
 		if used := v.credentials[c.Name] || slices.Contains(doc.Elsewhere, c.Name); !used && c.Name != "" {
-			v.say(policy.UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
+			v.say(finding.UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
 				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
 		}
 	}
@@ -60,7 +61,7 @@ func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
 	v.limits()
 	v.prices()
 	v.findings = append(v.findings, compareRules(doc, v.rules)...)
-	slices.SortStableFunc(v.findings, func(a, b policy.Finding) int {
+	slices.SortStableFunc(v.findings, func(a, b finding.Finding) int {
 		if a.Position.Line != b.Position.Line {
 			return a.Position.Line - b.Position.Line
 		}
@@ -72,32 +73,32 @@ func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
 type validator struct {
 	doc         policy.Document
 	rules       []rule.Rule
-	findings    []policy.Finding
+	findings    []finding.Finding
 	names       map[string]string // rule name to the path of its rule
 	credentials map[string]bool   // name to whether a rule uses it
 	warned      map[string]bool   // what one warning is enough for
 }
 
 // fail says what is wrong about a value of no Kind of its own.
-func (v *validator) fail(path, message, fix string) { v.say(policy.BadValue, path, message, fix) }
+func (v *validator) fail(path, message, fix string) { v.say(finding.BadValue, path, message, fix) }
 
-func (v *validator) say(k policy.Kind, path, message, fix string) {
+func (v *validator) say(k finding.Kind, path, message, fix string) {
 	v.findings = append(v.findings, k.Finding(v.doc.Position(path), path, message, fix))
 }
 
 // oneOf checks that a value is empty or one of a few.
-func (v *validator) oneOf(k policy.Kind, path, value, isNot, fix string, known ...string) {
+func (v *validator) oneOf(k finding.Kind, path, value, isNot, fix string, known ...string) {
 	if value == "" || slices.Contains(known, value) {
 		return
 	}
-	if near := policy.Nearest(value, known); near != "" {
+	if near := finding.Nearest(value, known); near != "" {
 		fix = "did you mean " + near + "?"
 	}
 	v.say(k, path, fmt.Sprintf("%q %s", value, isNot), fix)
 }
 
 // label checks a name that appears in denials and in the audit.
-func (v *validator) label(k policy.Kind, path, name string) bool {
+func (v *validator) label(k finding.Kind, path, name string) bool {
 	if policy.IsLabel(name) {
 		return true
 	}
@@ -108,7 +109,7 @@ func (v *validator) label(k policy.Kind, path, name string) bool {
 // own checks that no other rule has the name, and keeps it.
 func (v *validator) own(path, name string) bool {
 	if other, taken := v.names[name]; taken {
-		v.say(policy.BadName, path, fmt.Sprintf("the name %q is already that of %s", name, other), "give each of the two a name of its own with name:")
+		v.say(finding.BadName, path, fmt.Sprintf("the name %q is already that of %s", name, other), "give each of the two a name of its own with name:")
 		return false
 	}
 	v.names[name] = path
@@ -116,15 +117,15 @@ func (v *validator) own(path, name string) bool {
 }
 
 func (v *validator) egress(path string, e policy.EgressRule) {
-	v.oneOf(policy.BadAction, path+".action", string(e.Action), "is not an action", "write allow, deny, tunnel or approve", "allow", "deny", "tunnel", "approve")
+	v.oneOf(finding.BadAction, path+".action", string(e.Action), "is not an action", "write allow, deny, tunnel or approve", "allow", "deny", "tunnel", "approve")
 	if e.Action == policy.Tunnel && len(e.Methods)+len(e.Paths) > 0 {
-		v.say(policy.NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
+		v.say(finding.NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
 	}
 	if e.RawPath && (e.Action == policy.Deny || e.Action == policy.Tunnel) {
-		v.say(policy.NeverMatches, path+".rawPath", fmt.Sprintf("is of no use with action: %s, which sends no path", e.Action), "remove it")
+		v.say(finding.NeverMatches, path+".rawPath", fmt.Sprintf("is of no use with action: %s, which sends no path", e.Action), "remove it")
 	}
 	if e.Action == policy.Deny && e.Upstream != nil {
-		v.say(policy.BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
+		v.say(finding.BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
 	v.methods(path, e.Methods)
@@ -148,7 +149,7 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	v.login(path, e)
 	v.headers(path, e.Headers, policy.Allow)
 	if _, forks := e.Sandboxes.Tags[policy.TagFork]; forks && !e.Inherit {
-		v.say(policy.NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
+		v.say(finding.NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
 	}
 	v.until(path+".observe", e.Observe)
 	v.body(path+".body", e.Body, policy.Allow)
@@ -162,13 +163,13 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 		v.fail(path+".own", fmt.Sprintf("is %q", e.Own), "write deny, or leave it out so that what the sandbox put there is removed")
 	}
 	if e.Own != "" && e.Inject != nil && (e.Inject.ClientCertificate != nil || e.Inject.AWS != nil) {
-		v.say(policy.NeverMatches, path+".own", "a sandbox has no part in the TLS handshake with the upstream, and signs for AWS so that its requests can be signed anew", "remove it")
+		v.say(finding.NeverMatches, path+".own", "a sandbox has no part in the TLS handshake with the upstream, and signs for AWS so that its requests can be signed anew", "remove it")
 	}
 	if e.Own != "" && e.Inject != nil && e.Inject.TokenEndpoint {
-		v.say(policy.NeverMatches, path+".own", "the gateway answers for the endpoint itself, and puts the credential into no request", "remove it")
+		v.say(finding.NeverMatches, path+".own", "the gateway answers for the endpoint itself, and puts the credential into no request", "remove it")
 	}
 	if e.AuthRef == "" {
-		v.say(policy.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
+		v.say(finding.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
 	} else {
 		v.reference(path+".authRef", e.AuthRef)
 		v.replaced(path+".inject.placeholder", e)
@@ -180,6 +181,7 @@ func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
 	v.resolve(path, e.Upstream, d)
 	r := rule.FromEgressAuth(e, d)
 	r.Path = path
+	v.bound(e, r)
 	v.withoutTLS(r, "write the port where the destination speaks TLS: credentials are sent over nothing else")
 	v.add(r)
 }
@@ -191,8 +193,13 @@ func (v *validator) withoutTLS(r rule.Rule, fix string) {
 		if r.Destination.Port != 0 {
 			at = r.Path + ".destination"
 		}
-		v.say(policy.PortWithoutTLS, at, "port 80 is HTTP without TLS nearly everywhere, and the rule does not allow that", fix)
+		v.say(finding.PortWithoutTLS, at, "port 80 is HTTP without TLS nearly everywhere, and the rule does not allow that", fix)
 	}
+}
+
+// find returns the place of a credential in the document, or -1.
+func (v *validator) find(credential string) int {
+	return slices.IndexFunc(v.doc.Credentials, func(c policy.Credential) bool { return c.Name == credential })
 }
 
 // reference checks that a credential is there, and takes it for used.
@@ -206,15 +213,15 @@ func (v *validator) reference(path, name string) {
 		names[i] = c.Name
 	}
 	fix := fmt.Sprintf("add it under credentials, as in \"- name: %s\"", name)
-	if near := policy.Nearest(name, names); near != "" {
+	if near := finding.Nearest(name, names); near != "" {
 		fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
 	}
-	v.say(policy.NoCredential, path, fmt.Sprintf("there is no credential %q", name), fix)
+	v.say(finding.NoCredential, path, fmt.Sprintf("there is no credential %q", name), fix)
 }
 
 // add keeps a rule whose name is its own.
 func (v *validator) add(r rule.Rule) {
-	if !v.label(policy.BadName, r.Path, r.Name) || !v.own(r.Path, r.Name) {
+	if !v.label(finding.BadName, r.Path, r.Name) || !v.own(r.Path, r.Name) {
 		return
 	}
 	v.tenancy(r)
@@ -233,14 +240,14 @@ func (v *validator) destination(path, s string, ports []uint16, deny bool) (rule
 		if s == "" {
 			message = "destination " + message
 		}
-		v.say(policy.BadDestination, at, message, fix)
+		v.say(finding.BadDestination, at, message, fix)
 		return d, false
 	}
 	if d.Port != 0 && len(ports) > 0 {
-		v.say(policy.BadPort, path+".ports", "the destination already has a port", "write it in one of the two places")
+		v.say(finding.BadPort, path+".ports", "the destination already has a port", "write it in one of the two places")
 	}
 	if suffix, icann := publicsuffix.PublicSuffix(d.Host); d.Kind == rule.WildcardHost && icann && suffix == d.Host && !deny {
-		v.say(policy.AnyDomain, path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
+		v.say(finding.AnyDomain, path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
 	}
 	return d, true
 }
@@ -249,14 +256,14 @@ func (v *validator) destination(path, s string, ports []uint16, deny bool) (rule
 // that is written but empty matches nothing.
 func (v *validator) matches(path string, ports []uint16, methods, paths []string, sandboxes policy.Selector) {
 	empty := func(key string) {
-		v.say(policy.NeverMatches, path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
+		v.say(finding.NeverMatches, path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
 	}
 	if ports != nil && len(ports) == 0 {
 		empty("ports")
 	}
 	for i, port := range ports {
 		if port == 0 {
-			v.say(policy.BadPort, fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
+			v.say(finding.BadPort, fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
 		}
 	}
 	if methods != nil && len(methods) == 0 {
@@ -268,7 +275,7 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	for i, glob := range paths {
 		if err := rule.CheckGlob(glob); err != nil {
 			message, fix, _ := strings.Cut(err.Error(), "; ")
-			v.say(policy.NeverMatches, fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
+			v.say(finding.NeverMatches, fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
 		}
 	}
 	if sandboxes.Names != nil && len(sandboxes.Names) == 0 {
@@ -276,7 +283,7 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	}
 	for i, name := range sandboxes.Names {
 		if name == "" {
-			v.say(policy.NeverMatches, fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
+			v.say(finding.NeverMatches, fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
 		}
 	}
 	if sandboxes.Tags != nil && len(sandboxes.Tags) == 0 {
@@ -289,9 +296,9 @@ func (v *validator) methods(path string, methods []string) {
 	for i, m := range methods {
 		at := fmt.Sprintf("%s.methods[%d]", path, i)
 		if !policy.IsToken(m) {
-			v.say(policy.NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
+			v.say(finding.NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
 		} else if up := strings.ToUpper(m); up != m {
-			v.say(policy.NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
+			v.say(finding.NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
 		}
 	}
 }
@@ -299,7 +306,7 @@ func (v *validator) methods(path string, methods []string) {
 const maxCacheSize = 1 << 20
 
 func (v *validator) approvals(path string, a policy.Approvals) {
-	v.oneOf(policy.BadValue, path+".answer", a.Answer, "is neither hold nor poll", "write hold or poll", policy.AnswerHold, policy.AnswerPoll)
+	v.oneOf(finding.BadValue, path+".answer", a.Answer, "is neither hold nor poll", "write hold or poll", policy.AnswerHold, policy.AnswerPoll)
 	if d := time.Duration(a.Timeout); d != 0 && (d < time.Second || d > time.Hour) {
 		v.fail(path+".timeout", fmt.Sprintf("%v is not from 1s to 1h", a.Timeout), "write a time as 10m, or leave it out for 5m")
 	}
@@ -314,7 +321,7 @@ func (v *validator) body(path string, b *policy.BodyView, action policy.Action) 
 		return
 	}
 	if action == policy.Deny || action == policy.Tunnel {
-		v.say(policy.NeverMatches, path, fmt.Sprintf("the body of what a %s is about is never read", action), "remove it, or write action: allow")
+		v.say(finding.NeverMatches, path, fmt.Sprintf("the body of what a %s is about is never read", action), "remove it, or write action: allow")
 	}
 	if (b.JSON == 0) == (b.GraphQL == 0) {
 		v.fail(path, "has not exactly one of json and graphql", "write one as {json: 64KiB}")
@@ -327,7 +334,7 @@ func (v *validator) body(path string, b *policy.BodyView, action policy.Action) 
 // headers checks the headers that a rule lets pass.
 func (v *validator) headers(path string, names []string, action policy.Action) {
 	if names != nil && (action == policy.Deny || action == policy.Tunnel) {
-		v.say(policy.NeverMatches, path+".headers", fmt.Sprintf("is of no use with action: %s, which sends none", action), "remove it")
+		v.say(finding.NeverMatches, path+".headers", fmt.Sprintf("is of no use with action: %s, which sends none", action), "remove it")
 	}
 	for i, name := range names {
 		at := fmt.Sprintf("%s.headers[%d]", path, i)
@@ -371,6 +378,6 @@ func (v *validator) until(path string, end time.Time) {
 		v.fail(path, fmt.Sprintf("%s is more than 30 days ahead", end.Format(time.RFC3339)),
 			"write one until "+now.Add(maxObserve).UTC().Truncate(24*time.Hour).Format(time.RFC3339))
 	case !end.After(now):
-		v.say(policy.ObserveOver, path, "observe mode ended at "+end.Format(time.RFC3339)+": everything is enforced", "remove it")
+		v.say(finding.ObserveOver, path, "observe mode ended at "+end.Format(time.RFC3339)+": everything is enforced", "remove it")
 	}
 }

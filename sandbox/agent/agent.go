@@ -23,7 +23,7 @@ import (
 const poll = 20 * time.Millisecond
 
 // Run is the life of PID 1: it returns after SIGTERM or SIGINT, when every
-// other process has ended. Whoever stops the sandbox bounds that wait with a
+// other process has ended. The host, which stops the sandbox, bounds that wait with a
 // SIGKILL, which ends all of them at once. Commands that name no user have the
 // given one; empty: root. Where the host has mounted no key, or the port is
 // taken, it runs without answering.

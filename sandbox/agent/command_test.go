@@ -208,7 +208,7 @@ func testInputBreaksOff(t *testing.T, command string) {
 	}
 }
 
-// Who cannot take the output ends the command.
+// A client that cannot take the output ends the command.
 func TestOutputRefused(t *testing.T) {
 	_, _, c := serve(t)
 	full := errors.New("full")
@@ -413,7 +413,7 @@ func TestActivity(t *testing.T) {
 	}
 }
 
-// What has ended is forgotten some time, what runs is not.
+// A command that has ended is forgotten some time, one that runs is not.
 func TestForgetsTheOldest(t *testing.T) {
 	_, _, c := serve(t)
 	running := sh("sleep 1000")
@@ -452,7 +452,7 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// What a client sends does not come to a command without input, with a terminal either.
+// A client's bytes do not come to a command without input, with a terminal either.
 func TestNoInput(t *testing.T) {
 	_, _, c := serve(t)
 	here, there := net.Pipe()

@@ -23,8 +23,8 @@ import (
 // copySize is of each copy's buffer, in bytes.
 const copySize = 256 << 10
 
-// files are the routes of files. What a request names is a path of the
-// sandbox's, as the user that it names, or else the sandbox's, has it.
+// files are the routes of files. A request names a path of the sandbox's, as the user that
+// it names, or else the sandbox's, has it.
 type files struct {
 	user  string
 	using func() func() // counts a stream until the returned function is called

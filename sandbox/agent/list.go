@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +17,8 @@ import (
 // of it at most.
 const pageSize = 1 << 20
 
-// page is a part of a folder by name: the first names after one. What it holds
-// does not grow with the folder.
+// page is a part of a folder by name: the first names after one. Its memory does not grow
+// with the folder.
 func page(ctx context.Context, path, after string) (out wire.Listing, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -31,22 +30,24 @@ func page(ctx context.Context, path, after string) (out wire.Listing, err error)
 	} else if !info.IsDir() {
 		return out, fmt.Errorf("%s: %w", path, syscall.ENOTDIR)
 	}
-	var first names
+	var first []string
+	// cut leaves the first names, sorted.
+	cut := func() {
+		slices.Sort(first)
+		if len(first) > wire.MaxPage {
+			out.More, first = true, slices.Delete(first, wire.MaxPage, len(first))
+		}
+	}
 	for err == nil {
 		var some []string
 		some, err = f.Readdirnames(256)
 		for _, name := range some {
-			if name <= after {
-				continue
+			if name > after {
+				first = append(first, name)
 			}
-			if len(first) == wire.MaxPage {
-				out.More = true
-				if name >= first[0] {
-					continue
-				}
-				heap.Pop(&first)
-			}
-			heap.Push(&first, name)
+		}
+		if len(first) > 2*wire.MaxPage {
+			cut()
 		}
 		if ctx.Err() != nil {
 			return out, context.Cause(ctx)
@@ -55,7 +56,7 @@ func page(ctx context.Context, path, after string) (out wire.Listing, err error)
 	if !errors.Is(err, io.EOF) {
 		return out, err
 	}
-	slices.Sort(first)
+	cut()
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return out, err
@@ -83,17 +84,4 @@ func page(ctx context.Context, path, after string) (out wire.Listing, err error)
 		size += 256 + 8*len(name) + 6*len(f.Target) // JSON can take six for one
 	}
 	return out, nil
-}
-
-// names is a heap with the last on top.
-type names []string
-
-func (n names) Len() int           { return len(n) }
-func (n names) Less(i, j int) bool { return n[i] > n[j] }
-func (n names) Swap(i, j int)      { n[i], n[j] = n[j], n[i] }
-func (n *names) Push(x any)        { *n = append(*n, x.(string)) }
-func (n *names) Pop() any {
-	last := (*n)[len(*n)-1]
-	*n = (*n)[:len(*n)-1]
-	return last
 }

@@ -169,7 +169,7 @@ func nobody(err error) bool {
 }
 
 // join carries bytes between the host and a program until both directions have
-// ended. What breaks off on one side does so on the other.
+// ended. A connection that breaks off on one side does so on the other.
 func join(host, program *net.TCPConn) {
 	var answered, gone atomic.Bool
 	// A program that takes no more may have said why, and closed: what the host

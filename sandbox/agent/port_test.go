@@ -21,7 +21,7 @@ func listening(t *testing.T, address string, serve func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil && address == "::1" {
-		t.Skip(err) // a host without IPv6
+		must.Lack(t, "%v", err) // a host without IPv6
 	}
 	must.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
@@ -174,7 +174,7 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// What a program does not take is held by nobody, and there are places of a number.
+// Bytes that a program does not take are held by nobody, and the number of places is bounded.
 func TestPortBounds(t *testing.T) {
 	at, key, c := serve(t)
 	deaf := make(chan struct{})
@@ -190,7 +190,8 @@ func TestPortBounds(t *testing.T) {
 	}
 	another := channel.New(at.Addr(), channel.Options{Key: key, Dial: to(at)})
 	defer another.Close()
-	// Who has left does not keep its place, though the program goes on taking nothing.
+	// A client that has left does not keep its place, though the program goes on taking
+	// nothing.
 	var held []*channel.Port
 	must.Soon(t, "64 places", func() bool {
 		p, err := c.Connect(t.Context(), "localhost", port)

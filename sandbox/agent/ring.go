@@ -108,7 +108,7 @@ func (r *ring) bounds() (start, end, size int64) {
 	return r.start, r.end, int64(len(r.buf))
 }
 
-// bell wakes all who wait. Who waits takes the channel first and looks then.
+// bell wakes all who wait. A waiting reader takes the channel first and looks then.
 type bell struct {
 	mu sync.Mutex
 	ch chan struct{}

@@ -161,7 +161,7 @@ func TestSFTP(t *testing.T) {
 	}
 }
 
-// What is not written to its end in order leaves the file as it was.
+// An upload that is not written to its end in order leaves the file as it was.
 func TestSFTPBroken(t *testing.T) {
 	p := newSFTP(t)
 	names := []string{"order", "gone"}
@@ -250,8 +250,8 @@ func TestSFTPSet(t *testing.T) {
 	}
 }
 
-// What is added to a file comes at its end, whatever its client counts from, and
-// stays when the rest does not come.
+// Bytes added to a file come at its end, whatever its client counts from, and stay when the
+// rest does not come.
 func TestSFTPAppend(t *testing.T) {
 	p := newSFTP(t)
 	s, c := p.client()
@@ -383,9 +383,7 @@ func TestSFTPOpen(t *testing.T) {
 
 // A session has the rights of its user.
 func TestSFTPUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to take another user's rights")
-	}
+	must.Root(t)
 	p := newSFTP(t)
 	must.OK(t, errors.Join(os.Chmod(p.dir, 0o777), os.WriteFile(p.at("secret"), []byte("x"), 0o600)))
 	for dir := filepath.Dir(p.dir); strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {
@@ -462,8 +460,8 @@ func TestSFTPShort(t *testing.T) {
 	}
 }
 
-// What stays of a file that is overwritten from its start stays as it is, and its holes
-// take no room.
+// The rest of a file that is overwritten from its start stays as it is, and its holes take no
+// room.
 func TestSFTPSparse(t *testing.T) {
 	p := newSFTP(t)
 	s, _ := p.client()
@@ -494,12 +492,10 @@ func TestSFTPSparse(t *testing.T) {
 	}
 }
 
-// What a user adds to a file is written with the user's rights: the system takes the mode
-// from it that runs it with its owner's.
+// Bytes that a user adds to a file are written with the user's rights: the system takes the
+// mode from it that runs it with its owner's.
 func TestSFTPAppendUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to take another user's rights")
-	}
+	must.Root(t)
 	p := newSFTP(t)
 	err := errors.Join(os.WriteFile(p.at("it"), []byte("x"), 0o600), os.Chown(p.at("it"), 65534, 65534), syscall.Chmod(p.at("it"), 0o4755))
 	for dir := p.dir; strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {

@@ -17,7 +17,7 @@ const rounds = 100
 
 // killTree ends every process of a command: those of its session, those that
 // descend from one of them, and those that carry its identifier in the
-// environment that they were started with. What left the session, lost its
+// environment that they were started with. A process that left the session, lost its
 // parents and was started with another environment is not reached.
 func killTree(command string, leader int) {
 	mark := []byte(commandEnv + "=" + command)

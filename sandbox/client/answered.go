@@ -11,8 +11,8 @@ import (
 const answerTime = 500 * time.Millisecond
 
 // answered is a connection whose other side may answer and close while a request is
-// still being written, as where an upload is refused. What it said is there to be
-// read, but net/http gives up at the first write that fails unless the answer was
+// still being written, as where an upload is refused. Its answer is there to be read, but
+// net/http gives up at the first write that fails unless the answer was
 // first: so that waits.
 type answered struct{ net.Conn }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 func aliceQUIC() packet {
@@ -226,7 +228,7 @@ func TestRefusedDatagrams(t *testing.T) {
 	for _, checksums := range []bool{true, false} {
 		if !checksums {
 			// The host's end computes what the sandbox's left to the device.
-			must(t, offload(l.alice.host, unix.ETHTOOL_STXCSUM, 0))
+			must.OK(t, offload(l.alice.host, unix.ETHTOOL_STXCSUM, 0))
 		}
 		for _, test := range []struct {
 			name    string
@@ -285,7 +287,7 @@ func TestRefusedDatagrams(t *testing.T) {
 	}); !isTimeout(err) {
 		t.Errorf("a broadcast got %v, want silence", err)
 	}
-	must(t, d.Detach(alice.Generation))
+	must.OK(t, d.Detach(alice.Generation))
 	if took, err := l.alice.ask("198.51.100.2:443", nil); !isTimeout(err) {
 		t.Errorf("after Detach got %v after %v, want silence", err, took)
 	}

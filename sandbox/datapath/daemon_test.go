@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"sallyport/internal/test/must"
 )
 
 // daemon is the process that tests kill: it takes the datapath over, echoes on
@@ -54,10 +56,10 @@ func startDaemon(t *testing.T) *exec.Cmd {
 	c.Env = append(os.Environ(), envDaemon+"=1")
 	c.Stderr = os.Stderr
 	stdin, err := c.StdinPipe()
-	must(t, err)
+	must.OK(t, err)
 	stdout, err := c.StdoutPipe()
-	must(t, err)
-	must(t, c.Start())
+	must.OK(t, err)
+	must.OK(t, c.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		var exit *exec.ExitError

@@ -19,12 +19,15 @@
 // a hundred a second for each sandbox: clients of QUIC turn to TCP at once.
 // port_out lets pass only that and what the daemon's sockets sent to that sandbox,
 // which [Mark] sets apart from those of all other processes of this host. Of these,
-// only what [Dial] and [Connecting] make opens a connection, and each only one.
+// only what [Dial] and [Connecting] make opens a connection, and each only one. To the
+// probe ports of an endpoint, if it has any, a process with user ID 0 opens connections
+// from the gateway's address without a mark.
 // bridge_in denies by default: stamp, MAC and IP address must agree with an
 // attached endpoint. It hands TCP to the listener given to [Datapath.Steer]
 // whatever address was dialled; packets of connections that are open already,
-// by steering or by the daemon, find their socket; DNS reaches a resolver only
-// when its sockets are the daemon's. Without a listener nothing passes.
+// by steering, by the daemon or to a probe port, find their socket, and a SYN no
+// listener of another process; DNS reaches a resolver only when its sockets are the
+// daemon's. Without a listener nothing passes.
 //
 // Guaranteed: a port that was not attached, or is no longer, gets nothing
 // through to the host's network stack. All state is pinned, so this holds after
@@ -44,8 +47,8 @@
 // nothing of the host, and are kept apart by nftables alone: where the kernel
 // has no CONFIG_NFT_BRIDGE_META, only their IPv4 and ARP of the subnet. A datagram
 // that a process of the host sends to all or to a group gets to one that has not
-// got them yet; no answer to it passes. What is
-// steered still goes through the host's own input filter, which must let in
+// got them yet; no answer to it passes. Steered traffic still goes through the host's own
+// input filter, which must let in
 // what comes by the bridge.
 //
 // It needs Linux 6.6 (tcx links, https://docs.ebpf.io/linux/program-type/BPF_PROG_TYPE_SCHED_CLS/)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"sallyport/internal/test/must"
 )
 
 func drops(t *testing.T, d *Datapath) (next func(Reason) Drop) {
@@ -15,7 +17,7 @@ func drops(t *testing.T, d *Datapath) (next func(Reason) Drop) {
 	ended := make(chan error)
 	ctx := t.Context()
 	go func() { ended <- d.Drops(ctx, func(d Drop) { told <- d }) }()
-	t.Cleanup(func() { must(t, <-ended) })
+	t.Cleanup(func() { must.OK(t, <-ended) })
 	return func(want Reason) Drop {
 		t.Helper()
 		timeout := time.After(5 * time.Second)
@@ -121,12 +123,12 @@ func TestDropsWhileDead(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	must(t, d.Close())
+	must.OK(t, d.Close())
 	ping := packet{dst: bridgeMAC(testBridge), src: hw(alice), saddr: alice.Address, daddr: outside, proto: protoICMP, icmp: 8}.bytes()
 	l.alice.send(ping, ping, ping)
 	for _, want := range []uint64{3, 2} {
 		d, err := Open(l.config)
-		must(t, err)
+		must.OK(t, err)
 		t.Run("a process", func(t *testing.T) {
 			next := drops(t, d)
 			for got := uint64(0); got != want; {
@@ -136,7 +138,7 @@ func TestDropsWhileDead(t *testing.T) {
 				}
 			}
 		})
-		must(t, d.Close())
+		must.OK(t, d.Close())
 		l.alice.send(ping, ping)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"sallyport/internal/test/must"
 )
 
 // way is a frame that alice could send, to get past the gateway.
@@ -108,7 +110,7 @@ func (w way) frame() []byte {
 func (l *lab) inbound(t *testing.T) bool {
 	t.Helper()
 	up, err := netlink.LinkByIndex(l.outside.host)
-	must(t, err)
+	must.OK(t, err)
 	p := packet{
 		dst: up.Attrs().HardwareAddr, src: l.outside.link.Attrs().HardwareAddr, saddr: outside, daddr: bob.Address,
 		proto: protoUDP, sport: 9, dport: 9, body: []byte(markerStart + "inbound" + markerEnd),
@@ -196,13 +198,13 @@ func TestNoWayOut(t *testing.T) {
 		t.Error("bob was reached from outside")
 	}
 
-	must(t, d.Detach(alice.Generation))
+	must.OK(t, d.Detach(alice.Generation))
 	l.none(t, "after Detach")
 
-	must(t, d.Attach(l.aliceEnd))
-	must(t, d.Close())
+	must.OK(t, d.Attach(l.aliceEnd))
+	must.OK(t, d.Close())
 	l.none(t, "after Close")
-	must(t, listener.Close())
+	must.OK(t, listener.Close())
 	l.none(t, "after the listener's end")
 }
 
@@ -210,7 +212,7 @@ func TestNoWayOut(t *testing.T) {
 func TestStranger(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
-	must(t, d.Attach(l.bobEnd))
+	must.OK(t, d.Attach(l.bobEnd))
 	settle()
 	forged := packet{dst: bridgeMAC(testBridge), src: hw(bob), saddr: bob.Address, daddr: outside, proto: protoUDP, sport: 1, dport: 9, body: []byte(markerStart + "forged" + markerEnd)}
 	toAlice := packet{dst: hw(alice), src: l.strangerMAC, saddr: netip.MustParseAddr("10.231.0.12"), daddr: alice.Address, proto: protoUDP, sport: 1, dport: 9}
@@ -228,7 +230,7 @@ func TestStranger(t *testing.T) {
 	}
 	// The forged source address has not moved bob's entry.
 	entries, err := netlink.NeighList(l.bob.host, 7) // AF_BRIDGE
-	must(t, err)
+	must.OK(t, err)
 	found := false
 	for _, e := range entries {
 		found = found || e.HardwareAddr.String() == bob.MAC && e.Flags&netlink.NTF_STICKY != 0

@@ -145,6 +145,9 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 	}
 	copy(v.Sandbox[:], e.Sandbox)
 	copy(v.Id[:], e.ID)
+	if err := d.putProbePorts(e.Generation, e.ProbePorts); err != nil {
+		return err
+	}
 	if err := d.objs.Endpoints.Put(e.Generation, v); err != nil {
 		return fmt.Errorf("writing the endpoint: %w", err)
 	}
@@ -152,6 +155,37 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 		return fmt.Errorf("writing the port: %w", err)
 	}
 	return d.bringNear(e.Generation, v)
+}
+
+// putProbePorts replaces the ports of a generation, which may have some that an end of the
+// process in between has left.
+func (d *Datapath) putProbePorts(generation uint32, ports sandbox.ProbePorts) error {
+	var err error
+	if ports == (sandbox.ProbePorts{}) {
+		if err = d.objs.ProbePorts.Delete(generation); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+	} else {
+		var v guardProbes
+		for i, p := range ports {
+			v.Port[i] = wirePort(p)
+		}
+		err = d.objs.ProbePorts.Put(generation, v)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the probe ports: %w", err)
+	}
+	return nil
+}
+
+func (d *Datapath) probePorts(generation uint32) (ports sandbox.ProbePorts) {
+	var v guardProbes
+	if d.objs.ProbePorts.Lookup(generation, &v) == nil { // else it has none
+		for i, p := range v.Port {
+			ports[i] = unwirePort(p)
+		}
+	}
+	return ports
 }
 
 // detach removes the endpoint. The programs stay on the port and refuse all packets.
@@ -163,6 +197,9 @@ func (d *Datapath) detach(generation uint32) error {
 		return fmt.Errorf("reading the endpoint: %w", err)
 	}
 	if err := d.takeAway(generation, v.Face.Link); err != nil {
+		return err
+	}
+	if err := d.putProbePorts(generation, sandbox.ProbePorts{}); err != nil {
 		return err
 	}
 	if err := d.objs.Endpoints.Delete(generation); err != nil {
@@ -237,6 +274,7 @@ func (d *Datapath) endpoints() ([]sandbox.Endpoint, error) {
 			Address:    unwire(v.Face.Address),
 			MAC:        net.HardwareAddr(v.Face.Mac.Addr[:]).String(),
 			Offline:    v.Face.Offline != 0,
+			ProbePorts: d.probePorts(generation),
 		})
 	}
 	if err := entries.Err(); err != nil {

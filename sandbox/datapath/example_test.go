@@ -9,8 +9,8 @@ import (
 	"sallyport/sandbox/datapath"
 )
 
-// A daemon opens the datapath, steers to its listener, and vouches for each
-// sandbox that it starts. What it does not vouch for reaches nothing.
+// A daemon opens the datapath, steers to its listener, and vouches for each sandbox that it
+// starts. A sandbox that it does not vouch for reaches nothing.
 func Example() {
 	d, err := datapath.Open(datapath.Config{
 		Bridge: "sallyport0",

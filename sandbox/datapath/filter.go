@@ -63,10 +63,12 @@ func filterRouted(config Config) error {
 	drop(c, forward, by(expr.MetaKeyIIFNAME, config.Bridge))
 	drop(c, forward, by(expr.MetaKeyOIFNAME, config.Bridge))
 	// The resolver knows sandboxes by their address: no other interface may send from
-	// these.
+	// these. Nor to its own, where others' questions would take the place of sandboxes'.
 	input := chain(c, table, "input", nftables.ChainHookInput)
-	match := append(not(by(expr.MetaKeyIIFNAME, config.Bridge)), not(by(expr.MetaKeyIIFNAME, "lo"))...)
-	drop(c, input, append(match, ofSubnet(config.Subnet)[0]...)) // IPv4 by source
+	for _, end := range ofSubnet(config.Subnet)[:2] { // IPv4 by source, and by destination
+		match := append(not(by(expr.MetaKeyIIFNAME, config.Bridge)), not(by(expr.MetaKeyIIFNAME, "lo"))...)
+		drop(c, input, append(match, end...))
+	}
 	drop(c, input, linkLocal())
 	return c.Flush()
 }

@@ -10,13 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
 func uptime(t *testing.T) time.Duration {
 	t.Helper()
 	var now unix.Timespec
-	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	must.OK(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 	return time.Duration(now.Nano())
 }
 
@@ -24,14 +25,14 @@ func uptime(t *testing.T) time.Duration {
 func only(t *testing.T, d *Datapath) sandbox.Connection {
 	t.Helper()
 	all, err := d.Flows()
-	must(t, err)
+	must.OK(t, err)
 	if len(all) != 1 {
 		t.Fatalf("got %d flows, want one: %+v", len(all), all)
 	}
 	return all[0]
 }
 
-// What a sandbox sent and got is counted exactly, and named as it dialled.
+// A sandbox's bytes both ways are counted exactly, and named as it dialled.
 func TestFlows(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
@@ -39,10 +40,10 @@ func TestFlows(t *testing.T) {
 	listener := listening(t, d)
 	before := uptime(t)
 	c, err := l.alice.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
 	server, err := listener.Accept()
-	must(t, err)
+	must.OK(t, err)
 	defer server.Close()
 	f := only(t, d)
 	if f.Sandbox != "alice" || f.SandboxID != "id-of-alice" || f.Source.String() != c.LocalAddr().String() || f.Destination.String() != "198.51.100.2:443" {
@@ -54,19 +55,19 @@ func TestFlows(t *testing.T) {
 	const sent, got = 3 << 20, 5 << 20 // in segments that are larger than a frame
 	go io.CopyN(c, zeros{}, sent)
 	_, err = io.CopyN(io.Discard, server, sent)
-	must(t, err)
+	must.OK(t, err)
 	go io.CopyN(server, zeros{}, got)
 	_, err = io.CopyN(io.Discard, c, got)
-	must(t, err)
+	must.OK(t, err)
 	eventually(t, "all is counted", func() bool { f = only(t, d); return f.Sent == sent && f.Got == got })
 	if f.Begun < f.Opened || f.Packets == 0 {
 		t.Errorf("got %+v", f)
 	}
-	must(t, c.(*net.TCPConn).CloseWrite())
+	must.OK(t, c.(*net.TCPConn).CloseWrite())
 	eventually(t, "the sandbox's end is a byte", func() bool { f = only(t, d); return f.Sent == sent+1 && !f.Closed })
-	must(t, server.Close())
+	must.OK(t, server.Close())
 	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
-	must(t, d.ForgetFlows([]sandbox.Connection{f, f}))
+	must.OK(t, d.ForgetFlows([]sandbox.Connection{f, f}))
 	if all, err := d.Flows(); err != nil || len(all) != 0 {
 		t.Errorf("got %v, %v after all were forgotten", all, err)
 	}
@@ -83,13 +84,13 @@ func TestFlowWithoutAByte(t *testing.T) {
 	attachBoth(t, d, l)
 	listener := listening(t, d)
 	c, err := l.alice.dial("", "198.51.100.2:443")
-	must(t, err)
-	must(t, c.Close())
+	must.OK(t, err)
+	must.OK(t, c.Close())
 	server, err := listener.Accept()
-	must(t, err)
+	must.OK(t, err)
 	_, err = io.Copy(io.Discard, server)
-	must(t, err)
-	must(t, server.Close())
+	must.OK(t, err)
+	must.OK(t, server.Close())
 	var f sandbox.Connection
 	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
 	if f.Begun != 0 || f.Sent > 1 {
@@ -97,7 +98,7 @@ func TestFlowWithoutAByte(t *testing.T) {
 	}
 }
 
-// What the daemon opens, and questions to the resolver, are no flows.
+// Connections of the daemon's, and questions to the resolver, are no flows.
 func TestNoFlows(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
@@ -113,7 +114,7 @@ func TestNoFlows(t *testing.T) {
 	defer inside.Close()
 	go echo(inside)
 	c, err := Dial(t.Context(), netip.AddrPortFrom(alice.Address, 1023))
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
 	if _, err := c.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
@@ -164,23 +165,23 @@ func TestFlowAgain(t *testing.T) {
 	var opened time.Duration
 	for range 2 {
 		c, err := l.alice.dial(alice.Address.String()+":40555", "198.51.100.2:443")
-		must(t, err)
+		must.OK(t, err)
 		raw, err := c.(*net.TCPConn).SyscallConn()
-		must(t, err)
-		must(t, raw.Control(func(fd uintptr) {
+		must.OK(t, err)
+		must.OK(t, raw.Control(func(fd uintptr) {
 			unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		}))
 		_, err = io.WriteString(c, "hello")
-		must(t, err)
+		must.OK(t, err)
 		server, err := listener.Accept()
-		must(t, err)
+		must.OK(t, err)
 		eventually(t, "five bytes", func() bool { return only(t, d).Sent == 5 })
 		if f := only(t, d); f.Opened <= opened {
 			t.Errorf("got %+v, the one before was opened at %v", f, opened)
 		} else {
 			opened = f.Opened
 		}
-		must(t, c.Close()) // by a reset
+		must.OK(t, c.Close()) // by a reset
 		server.Close()
 	}
 }
@@ -193,25 +194,25 @@ func TestProbesAreNotCounted(t *testing.T) {
 	attachBoth(t, d, l)
 	listener := listening(t, d)
 	c, err := l.alice.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
 	server, err := listener.Accept()
-	must(t, err)
+	must.OK(t, err)
 	defer server.Close()
 	_, err = c.Write([]byte("four"))
-	must(t, err)
+	must.OK(t, err)
 	_, err = io.ReadFull(server, make([]byte, 4))
-	must(t, err)
+	must.OK(t, err)
 	eventually(t, "what was sent is counted", func() bool { return only(t, d).Sent == 4 })
 	before := only(t, d)
 	far, near := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort("198.51.100.2:443")
 	for range 20 {
-		must(t, ProbeFlows([]sandbox.Flow{{Sandbox: far, Peer: near}}))
+		must.OK(t, ProbeFlows([]sandbox.Flow{{Sandbox: far, Peer: near}}))
 	}
 	_, err = server.Write([]byte("answer"))
-	must(t, err)
+	must.OK(t, err)
 	_, err = io.ReadFull(c, make([]byte, 6))
-	must(t, err)
+	must.OK(t, err)
 	if f := only(t, d); f.Sent != before.Sent || f.Got != 6 || f.Packets == 0 {
 		t.Errorf("got %+v after probes, %+v before", f, before)
 	}

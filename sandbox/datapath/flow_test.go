@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+
+	"sallyport/internal/test/must"
 )
 
 // flow is a TCP connection of alice's, whose every segment the test makes: her
@@ -51,7 +53,7 @@ func (f *flow) data(at int, data string) []byte { return f.segment(at, psh|ack, 
 // hush takes alice's address from her own TCP.
 func (l *lab) hush(t *testing.T) {
 	t.Helper()
-	must(t, l.alice.handle.AddrDel(l.alice.link, &netlink.Addr{IPNet: &net.IPNet{IP: alice.Address.AsSlice(), Mask: net.CIDRMask(16, 32)}}))
+	must.OK(t, l.alice.handle.AddrDel(l.alice.link, &netlink.Addr{IPNet: &net.IPNet{IP: alice.Address.AsSlice(), Mask: net.CIDRMask(16, 32)}}))
 }
 
 // answers are SYNs that were answered, by port.
@@ -77,10 +79,10 @@ func (l *lab) join(t *testing.T, ln *net.TCPListener, answers <-chan []byte, f *
 		}
 	}
 	l.alice.send(f.segment(0, ack, ""))
-	must(t, ln.SetDeadline(time.Now().Add(5*time.Second)))
+	must.OK(t, ln.SetDeadline(time.Now().Add(5*time.Second)))
 	var err error
 	f.server, err = ln.Accept()
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { f.server.Close() })
 }
 
@@ -93,7 +95,7 @@ func (f *flow) got(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for range 12 {
-		must(t, f.server.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
+		must.OK(t, f.server.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
 		_, err := io.Copy(&all, f.server)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -108,9 +110,9 @@ func (f *flow) got(t *testing.T) string {
 	return all.String()
 }
 
-// flowTrick is done to a connection that stands. Who sits in the middle and
-// reassembles could read something else than who gets it: here nobody does, and
-// the gateway's kernel is the only reader.
+// flowTrick is done to a connection that stands. A middlebox that reassembles could read
+// something else than the receiver: here nobody does, and the gateway's kernel is the only
+// reader.
 type flowTrick struct {
 	name string
 	sent func(l *lab, f *flow)
@@ -222,7 +224,7 @@ var foreignTricks = []flowTrick{
 		reset := f.segment(0, rst|ack, "")
 		link := l.outside.link.Attrs().HardwareAddr
 		up, err := netlink.LinkByIndex(l.outside.host)
-		must(l.outside.t, err)
+		must.OK(l.outside.t, err)
 		copy(reset, up.Attrs().HardwareAddr)
 		copy(reset[6:], link)
 		l.outside.send(reset)
@@ -338,9 +340,9 @@ func TestFlowTricks(t *testing.T) {
 		d := l.open(t)
 		attachBoth(t, d, l)
 		ln, err := Listen()
-		must(t, err)
+		must.OK(t, err)
 		defer ln.Close()
-		must(t, d.Steer(ln))
+		must.OK(t, d.Steer(ln))
 		to := netip.AddrPortFrom(outside, 443)
 		run(t, l, ln, to, guarded, true)
 	})
@@ -348,13 +350,13 @@ func TestFlowTricks(t *testing.T) {
 		l := newLab(t)
 		l.plain(t)
 		bridge, err := netlink.LinkByName(l.config.Bridge)
-		must(t, err)
-		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_PERMANENT, IP: alice.Address.AsSlice(), HardwareAddr: hw(alice)}))
+		must.OK(t, err)
+		must.OK(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_PERMANENT, IP: alice.Address.AsSlice(), HardwareAddr: hw(alice)}))
 		// The mark is for the next tests: what these have left open speaks in them.
 		config := net.ListenConfig{Control: Mark}
 		config.SetMultipathTCP(false)
 		some, err := config.Listen(t.Context(), "tcp4", gateway.String()+":0")
-		must(t, err)
+		must.OK(t, err)
 		ln := some.(*net.TCPListener)
 		defer ln.Close()
 		run(t, l, ln, netip.MustParseAddrPort(ln.Addr().String()), unguarded, false)
@@ -370,9 +372,9 @@ func TestForeignSegments(t *testing.T) {
 	d := l.open(t)
 	attachBoth(t, d, l)
 	ln, err := Listen()
-	must(t, err)
+	must.OK(t, err)
 	defer ln.Close()
-	must(t, d.Steer(ln))
+	must.OK(t, d.Steer(ln))
 	l.hush(t)
 	answers := l.answers()
 	for i, trick := range foreignTricks {

@@ -120,6 +120,11 @@ type guardOpening struct {
 	To         uint16
 }
 
+type guardProbes struct {
+	_    structs.HostLayout
+	Port [16]uint16
+}
+
 type guardReason uint32
 
 const (
@@ -190,6 +195,7 @@ const (
 	guardMapNearLinks       = "near_links"
 	guardMapOpened          = "opened"
 	guardMapPorts           = "ports"
+	guardMapProbePorts      = "probe_ports"
 	guardMapTold            = "told"
 	guardProgBridgeIn       = "bridge_in"
 	guardProgPortIn         = "port_in"
@@ -262,6 +268,7 @@ type guardMapSpecs struct {
 	NearLinks       *ebpf.MapSpec `ebpf:"near_links"`
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	Ports           *ebpf.MapSpec `ebpf:"ports"`
+	ProbePorts      *ebpf.MapSpec `ebpf:"probe_ports"`
 	Told            *ebpf.MapSpec `ebpf:"told"`
 }
 
@@ -306,6 +313,7 @@ type guardMaps struct {
 	NearLinks       *ebpf.Map `ebpf:"near_links"`
 	Opened          *ebpf.Map `ebpf:"opened"`
 	Ports           *ebpf.Map `ebpf:"ports"`
+	ProbePorts      *ebpf.Map `ebpf:"probe_ports"`
 	Told            *ebpf.Map `ebpf:"told"`
 }
 
@@ -322,6 +330,7 @@ func (m *guardMaps) Close() error {
 		m.NearLinks,
 		m.Opened,
 		m.Ports,
+		m.ProbePorts,
 		m.Told,
 	)
 }

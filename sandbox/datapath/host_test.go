@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 const (
@@ -77,7 +79,7 @@ func TestHostProcesses(t *testing.T) {
 	steered(t, d)
 	next := drops(t, d)
 	to := serviceIn(t, l.alice, alice.Address)
-	// What an earlier test has left open speaks too, of other ports.
+	// A connection that an earlier test has left open speaks too, of other ports.
 	heard := l.alice.listen(func(f []byte) bool {
 		return len(f) >= 38 && f[12] == 0x08 && f[13] == 0 && (f[23] == protoICMP || binary.BigEndian.Uint16(f[36:]) == servicePort)
 	})
@@ -98,7 +100,7 @@ func TestHostProcesses(t *testing.T) {
 	t.Run("ping", func(t *testing.T) {
 		before := dropped(t, d)[HostProcess].Packets
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
-		must(t, err)
+		must.OK(t, err)
 		defer unix.Close(fd)
 		echo := packet{proto: protoICMP, icmp: 8, saddr: gateway, daddr: alice.Address}.transport()
 		_ = unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: alice.Address.As4()})
@@ -137,16 +139,16 @@ func TestHostProcessIsNotAnswered(t *testing.T) {
 			d := l.open(t)
 			attachBoth(t, d, l)
 			listener, err := Listen()
-			must(t, err)
+			must.OK(t, err)
 			defer listener.Close()
-			must(t, d.Steer(listener))
+			must.OK(t, d.Steer(listener))
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-			must(t, err)
+			must.OK(t, err)
 			defer unix.Close(fd)
 			if ours {
-				must(t, setMark(fd, openMark))
+				must.OK(t, setMark(fd, openMark))
 			}
-			must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: gateway.As4(), Port: port}))
+			must.OK(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: gateway.As4(), Port: port}))
 			// Nobody listens there, and nobody says so: it goes on trying.
 			l.alice.do(func() error { return exec.Command("ip", "route", "add", "blackhole", gateway.String()).Run() })
 			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: alice.Address.As4(), Port: servicePort}); !errors.Is(err, unix.EINPROGRESS) {
@@ -159,7 +161,7 @@ func TestHostProcessIsNotAnswered(t *testing.T) {
 			}.bytes())
 			settle()
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-			must(t, err)
+			must.OK(t, err)
 			if opened := info.State != unix.BPF_TCP_SYN_SENT; opened != ours {
 				t.Errorf("it was answered: %t, want %t (state %d)", opened, ours, info.State)
 			}
@@ -173,9 +175,9 @@ func TestConnecting(t *testing.T) {
 	d := l.open(t)
 	attachBoth(t, d, l)
 	f, err := Connecting(serviceIn(t, l.alice, alice.Address))
-	must(t, err)
+	must.OK(t, err)
 	defer f.Close()
-	must(t, f.SetDeadline(time.Now().Add(5*time.Second)))
+	must.OK(t, f.SetDeadline(time.Now().Add(5*time.Second)))
 	b := make([]byte, 100)
 	n, err := f.Read(b) // which waits until it is connected
 	if errors.Is(err, unix.ENOTCONN) {
@@ -215,18 +217,18 @@ func TestSocketsOfTheGateway(t *testing.T) {
 	sockets := map[string]func(t *testing.T) *os.File{
 		"to an exposed port": func(t *testing.T) *os.File {
 			f, err := Connecting(to)
-			must(t, err)
+			must.OK(t, err)
 			return f
 		},
 		"from a sandbox": func(t *testing.T) *os.File {
 			c, err := l.alice.dial("", outside.String()+":443")
-			must(t, err)
+			must.OK(t, err)
 			defer c.Close()
 			got, err := listener.Accept()
-			must(t, err)
+			must.OK(t, err)
 			defer got.Close()
 			f, err := got.(*net.TCPConn).File()
-			must(t, err)
+			must.OK(t, err)
 			return f
 		},
 	}
@@ -236,10 +238,10 @@ func TestSocketsOfTheGateway(t *testing.T) {
 			defer f.Close()
 			settle()
 			before := dropped(t, d)[HostProcess].Packets
-			must(t, again(int(f.Fd()), to))
+			must.OK(t, again(int(f.Fd()), to))
 			settle()
 			info, err := unix.GetsockoptTCPInfo(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_INFO)
-			must(t, err)
+			must.OK(t, err)
 			if info.State != unix.BPF_TCP_SYN_SENT {
 				t.Errorf("it is in state %d, want one that nobody answers", info.State)
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -74,40 +75,40 @@ func newSpace(t *testing.T, name string, mac net.HardwareAddr) *space {
 		s.ns, err = netns.New() // the thread stays in it, and ends
 		made <- err
 	}()
-	must(t, <-made)
+	must.OK(t, <-made)
 	t.Cleanup(func() { s.ns.Close() })
 	var err error
 	s.handle, err = netlink.NewHandleAt(s.ns)
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(s.handle.Close)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(s.ns)}))
+	must.OK(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(s.ns)}))
 	host, err := netlink.LinkByName(name)
-	must(t, err)
+	must.OK(t, err)
 	s.host = host.Attrs().Index
 	t.Cleanup(func() { netlink.LinkDel(host) })
-	must(t, netlink.LinkSetUp(host))
+	must.OK(t, netlink.LinkSetUp(host))
 	s.link, err = s.handle.LinkByName("eth0")
-	must(t, err)
+	must.OK(t, err)
 	lo, err := s.handle.LinkByName("lo")
-	must(t, err)
-	must(t, s.handle.LinkSetUp(lo))
-	must(t, s.handle.LinkSetUp(s.link))
+	must.OK(t, err)
+	must.OK(t, s.handle.LinkSetUp(lo))
+	must.OK(t, s.handle.LinkSetUp(s.link))
 	return s
 }
 
 func (s *space) address(prefix string) {
 	s.t.Helper()
 	addr, err := netlink.ParseAddr(prefix)
-	must(s.t, err)
+	must.OK(s.t, err)
 	addr.Flags = unix.IFA_F_NODAD
-	must(s.t, s.handle.AddrAdd(s.link, addr))
+	must.OK(s.t, s.handle.AddrAdd(s.link, addr))
 }
 
 func (s *space) via(dst, gw string) {
 	s.t.Helper()
-	must(s.t, s.handle.RouteAdd(&netlink.Route{LinkIndex: s.link.Attrs().Index, Dst: cidr(dst), Gw: net.ParseIP(gw)}))
+	must.OK(s.t, s.handle.RouteAdd(&netlink.Route{LinkIndex: s.link.Attrs().Index, Dst: cidr(dst), Gw: net.ParseIP(gw)}))
 }
 
 func cidr(s string) *net.IPNet {
@@ -122,10 +123,10 @@ func cidr(s string) *net.IPNet {
 func (s *space) enslave(bridge string) {
 	s.t.Helper()
 	b, err := netlink.LinkByName(bridge)
-	must(s.t, err)
+	must.OK(s.t, err)
 	port, err := netlink.LinkByIndex(s.host)
-	must(s.t, err)
-	must(s.t, netlink.LinkSetMaster(port, b))
+	must.OK(s.t, err)
+	must.OK(s.t, netlink.LinkSetMaster(port, b))
 }
 
 // send puts raw frames on the wire.
@@ -147,16 +148,9 @@ func (s *space) send(frames ...[]byte) {
 	})
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func sysctl(t testing.TB, name, value string) {
 	t.Helper()
-	must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
+	must.OK(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
 }
 
 // newLab makes the spaces. The bridge is the caller's: Open's, or a plain one.
@@ -171,8 +165,8 @@ func newLab(t *testing.T) *lab {
 		witnessed:   &witness{seen: map[string]string{}},
 	}
 	lo, err := netlink.LinkByIndex(loopback)
-	must(t, err)
-	must(t, netlink.LinkSetUp(lo))
+	must.OK(t, err)
+	must.OK(t, netlink.LinkSetUp(lo))
 	sysctl(t, "ipv4/ip_forward", "1")
 	sysctl(t, "ipv6/conf/all/forwarding", "1")
 	// The least helpful host: no reverse path filter.
@@ -185,14 +179,14 @@ func newLab(t *testing.T) *lab {
 	l.outside.address("169.254.169.254/16")
 	l.outside.address("2001:db8:2::2/64")
 	up, err := netlink.LinkByIndex(l.outside.host)
-	must(t, err)
+	must.OK(t, err)
 	for _, a := range []string{"198.51.100.1/24", "2001:db8:2::1/64"} {
 		addr, err := netlink.ParseAddr(a)
-		must(t, err)
+		must.OK(t, err)
 		addr.Flags = unix.IFA_F_NODAD
-		must(t, netlink.AddrAdd(up, addr))
+		must.OK(t, netlink.AddrAdd(up, addr))
 	}
-	must(t, netlink.RouteAdd(&netlink.Route{Dst: cidr("0.0.0.0/0"), Gw: net.ParseIP("198.51.100.2")}))
+	must.OK(t, netlink.RouteAdd(&netlink.Route{Dst: cidr("0.0.0.0/0"), Gw: net.ParseIP("198.51.100.2")}))
 	l.outside.via("0.0.0.0/0", "198.51.100.1")
 
 	l.alice = newSpace(t, "spdp-a", hw(alice))
@@ -206,11 +200,14 @@ func newLab(t *testing.T) *lab {
 		// Their own IPv6 stacks would be counted too.
 		s.do(func() error { return withoutIPv6("eth0") })
 	}
+	for _, e := range []sandbox.Endpoint{alice, bob} { // what an earlier lab has left would be counted
+		must.OK(t, new(Datapath).EndFlows(e.Address))
+	}
 	l.aliceEnd, l.bobEnd = alice, bob
 	l.aliceEnd.Link, l.bobEnd.Link = l.alice.host, l.bob.host
 
 	pc, err := net.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", hostPort))
-	must(t, err)
+	must.OK(t, err)
 	l.hostUDP = pc.(*net.UDPConn)
 	l.watch(t)
 	return l
@@ -222,17 +219,17 @@ func (l *lab) plain(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = l.config.Bridge
 	attrs.HardwareAddr = bridgeMAC(l.config.Bridge)
-	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	must.OK(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 	bridge, err := netlink.LinkByName(attrs.Name)
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { netlink.LinkDel(bridge) })
 	for _, a := range []string{gateway.String() + "/16", l.hostV6.String() + "/64"} {
 		addr, err := netlink.ParseAddr(a)
-		must(t, err)
+		must.OK(t, err)
 		addr.Flags = unix.IFA_F_NODAD
-		must(t, netlink.AddrAdd(bridge, addr))
+		must.OK(t, netlink.AddrAdd(bridge, addr))
 	}
-	must(t, netlink.LinkSetUp(bridge))
+	must.OK(t, netlink.LinkSetUp(bridge))
 	l.enslave()
 }
 
@@ -246,7 +243,7 @@ func (l *lab) enslave() {
 func (l *lab) open(t *testing.T) *Datapath {
 	t.Helper()
 	d, err := Open(l.config)
-	must(t, err)
+	must.OK(t, err)
 	l.undo(t)
 	t.Cleanup(func() { d.Close() })
 	l.enslave()
@@ -287,17 +284,17 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 func attachBoth(t *testing.T, d *Datapath, l *lab) {
 	t.Helper()
-	must(t, d.Attach(l.aliceEnd))
-	must(t, d.Attach(l.bobEnd))
+	must.OK(t, d.Attach(l.aliceEnd))
+	must.OK(t, d.Attach(l.bobEnd))
 }
 
 // listening is a listener that the connections of sandboxes are steered to.
 func listening(t *testing.T, d *Datapath) *net.TCPListener {
 	t.Helper()
 	listener, err := Listen()
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
-	must(t, d.Steer(listener))
+	must.OK(t, d.Steer(listener))
 	return listener
 }
 

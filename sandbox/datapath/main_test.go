@@ -9,6 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // The tests make bridges, routes and rules. They run in a network and a mount
@@ -74,11 +76,5 @@ func furnish() error {
 // needRoot skips for an ordinary user; where CI promises root it fails.
 func needRoot(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("needs root, and CI=true promises it")
-	}
-	t.Skip("needs root: network namespaces and eBPF")
+	must.Root(t)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"sallyport/internal/test/must"
 )
 
 // passes says whether alice's frames pass all three programs.
@@ -52,17 +54,17 @@ func TestSharedSlots(t *testing.T) {
 	}
 }
 
-// What another build leaves in the tables, or does not put there, is mended when
-// the datapath is opened.
+// Entries that another build leaves in the tables, or does not put there, are mended when the
+// datapath is opened.
 func TestAlign(t *testing.T) {
 	d := programs(t)
 	admit(t, d, alice, loopback)
 	var v guardEndpoint
-	must(t, d.objs.Endpoints.Lookup(alice.Generation, &v))
+	must.OK(t, d.objs.Endpoints.Lookup(alice.Generation, &v))
 	t.Run("detached", func(t *testing.T) {
-		must(t, d.objs.Ports.Delete(uint32(loopback)))
-		must(t, d.objs.Endpoints.Delete(alice.Generation))
-		must(t, d.align())
+		must.OK(t, d.objs.Ports.Delete(uint32(loopback)))
+		must.OK(t, d.objs.Endpoints.Delete(alice.Generation))
+		must.OK(t, d.align())
 		if passes(t, d, alice.Generation) {
 			t.Error("frames passed of what is in the tables only")
 		}
@@ -71,10 +73,10 @@ func TestAlign(t *testing.T) {
 		admit(t, d, alice, loopback)
 		moved := v
 		moved.Face.Link = 2
-		must(t, d.objs.Endpoints.Put(alice.Generation, moved))
-		must(t, d.objs.Ports.Delete(uint32(loopback)))
-		must(t, d.objs.Ports.Put(uint32(2), alice.Generation))
-		must(t, d.align())
+		must.OK(t, d.objs.Endpoints.Put(alice.Generation, moved))
+		must.OK(t, d.objs.Ports.Delete(uint32(loopback)))
+		must.OK(t, d.objs.Ports.Put(uint32(2), alice.Generation))
+		must.OK(t, d.align())
 		if verdict, _ := run(t, d.objs.PortIn, aliceTCP(), skb{}); verdict != shot {
 			t.Errorf("from the interface before: got verdict %d", int32(verdict))
 		}
@@ -83,22 +85,22 @@ func TestAlign(t *testing.T) {
 	t.Run("superseded", func(t *testing.T) {
 		// Endpoints that no interface speaks for any more.
 		for generation := uint32(100); generation < 120; generation++ {
-			must(t, d.objs.Endpoints.Put(generation, v))
+			must.OK(t, d.objs.Endpoints.Put(generation, v))
 		}
 		admit(t, d, alice, loopback)
-		must(t, d.takeAway(alice.Generation, loopback))
-		must(t, d.align())
+		must.OK(t, d.takeAway(alice.Generation, loopback))
+		must.OK(t, d.align())
 		if !passes(t, d, alice.Generation) {
 			t.Error("alice's frames did not pass")
 		}
 	})
 	t.Run("attached", func(t *testing.T) {
-		must(t, d.takeAway(alice.Generation, loopback))
-		must(t, d.align())
+		must.OK(t, d.takeAway(alice.Generation, loopback))
+		must.OK(t, d.align())
 		// Emptied maps show who is in the tables.
 		for _, m := range []*ebpf.Map{d.objs.Ports, d.objs.Endpoints} {
 			for key := uint32(0); m.NextKey(nil, &key) == nil; {
-				must(t, m.Delete(key))
+				must.OK(t, m.Delete(key))
 			}
 		}
 		if !passes(t, d, alice.Generation) {

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	agent "sallyport/sandbox/agent/wire"
+
+	"sallyport/internal/test/must"
 )
 
 // Of an offline endpoint the port passes ARP and what can be an answer of its
@@ -81,18 +83,18 @@ func TestOfflineOnTheWire(t *testing.T) {
 		}
 	}()
 	c, err := dialDaemon(netip.AddrPortFrom(alice.Address, 1023))
-	must(t, err)
+	must.OK(t, err)
 	b := make([]byte, 4)
 	_, err = c.Read(b)
-	must(t, err)
+	must.OK(t, err)
 	c.Close()
 
 	// Nobody, from whatever port, though the gateway listens.
 	listener.Close()
 	steered, err := Listen()
-	must(t, err)
+	must.OK(t, err)
 	defer steered.Close()
-	must(t, d.Steer(steered))
+	must.OK(t, d.Steer(steered))
 	reuse := func(_, _ string, c syscall.RawConn) (err error) {
 		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 		return err
@@ -120,7 +122,7 @@ func TestOfflineOnTheWire(t *testing.T) {
 	}
 	// The same way is open when she is not offline.
 	l.aliceEnd.Offline = false
-	must(t, d.Attach(l.aliceEnd))
+	must.OK(t, d.Attach(l.aliceEnd))
 	if err := reached(netip.AddrPortFrom(gateway, 80), 1023); err != nil {
 		t.Errorf("online: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -96,15 +97,16 @@ func admit(t testing.TB, d *Datapath, e sandbox.Endpoint, ifindex uint32) {
 		v.Face.Offline = 1
 	}
 	copy(v.Sandbox[:], e.Sandbox)
-	must(t, d.objs.Endpoints.Put(e.Generation, v))
-	must(t, d.objs.Ports.Put(ifindex, e.Generation))
-	must(t, d.bringNear(e.Generation, v))
+	must.OK(t, d.putProbePorts(e.Generation, e.ProbePorts))
+	must.OK(t, d.objs.Endpoints.Put(e.Generation, v))
+	must.OK(t, d.objs.Ports.Put(ifindex, e.Generation))
+	must.OK(t, d.bringNear(e.Generation, v))
 }
 
 // dismiss takes them away again.
 func dismiss(t testing.TB, d *Datapath, generation uint32) {
 	t.Helper()
-	must(t, d.detach(generation))
+	must.OK(t, d.detach(generation))
 }
 
 // skb is struct __sk_buff of linux/bpf.h.
@@ -304,7 +306,7 @@ func TestPortWithoutEndpoint(t *testing.T) {
 	expect(t, d, d.objs.PortIn, aliceTCP(), skb{}, Unknown)
 	// The port's number alone is not trusted.
 	admit(t, d, alice, 2)
-	must(t, d.objs.Ports.Put(uint32(loopback), alice.Generation))
+	must.OK(t, d.objs.Ports.Put(uint32(loopback), alice.Generation))
 	expect(t, d, d.objs.PortIn, aliceTCP(), skb{}, Unattached)
 	admit(t, d, alice, loopback)
 	dismiss(t, d, alice.Generation)
@@ -355,7 +357,7 @@ func TestPortOut(t *testing.T) {
 			expect(t, d, d.objs.PortOut, p, test.in, test.want)
 		})
 	}
-	// What a process of the host sends has no mark, or another one.
+	// A packet of a process of the host has no mark, or another one.
 	ping, datagram := toAlice(), toAlice()
 	ping.proto, ping.icmp, datagram.proto = protoICMP, 8, protoUDP
 	piece := datagram
@@ -382,7 +384,7 @@ func TestPortOut(t *testing.T) {
 	expect(t, d, d.objs.PortOut, other, skb{skbMark: routeMark}, HostProcess)
 }
 
-// What one packet costs in each program.
+// The cost of one packet in each program.
 func BenchmarkPrograms(b *testing.B) {
 	d := programs(b)
 	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000, flags: syn | ack}
@@ -391,9 +393,9 @@ func BenchmarkPrograms(b *testing.B) {
 	again.Generation = routeMark
 	admit(b, d, again, loopback)
 	l, err := Listen()
-	must(b, err)
+	must.OK(b, err)
 	defer l.Close()
-	must(b, d.Steer(l))
+	must.OK(b, d.Steer(l))
 	segment := toAlice
 	segment.flags, segment.body = psh|ack, make([]byte, 1000)
 	nowhere := aliceTCP()

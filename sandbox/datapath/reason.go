@@ -82,7 +82,7 @@ func (r Reason) FromSandbox() bool { return r != NotHost && r != NotAddressed &&
 
 // Attempt reports whether no ordinary program sends such a frame: a sender in another's
 // name, a VLAN's tag, a source route, a protocol that is none of TCP, UDP and ICMP, another
-// sandbox's address. What a program sends that does not know where it runs, as mDNS, QUIC
+// sandbox's address. A packet of a program that does not know where it runs, as mDNS, QUIC
 // or a query to a public resolver, is none.
 func (r Reason) Attempt() bool {
 	switch r {

@@ -7,32 +7,40 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"sallyport/internal/test/must"
 )
 
-// Who is not behind the bridge cannot speak to the host in a sandbox's name:
-// the resolver tells sandboxes by address.
+// A machine that is not behind the bridge cannot speak to the host in a sandbox's name: the
+// resolver tells sandboxes by address. Nor does it get to the resolver in its own.
 func TestSandboxAddressFromOutside(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	resolver, err := net.ListenPacket("udp4", gateway.String()+":53")
-	must(t, err)
+	resolver, err := net.ListenPacket("udp4", "0.0.0.0:53")
+	must.OK(t, err)
 	defer resolver.Close()
 	up, err := netlink.LinkByIndex(l.outside.host)
-	must(t, err)
-	ask := func(from netip.Addr) bool {
+	must.OK(t, err)
+	ask := func(from, to netip.Addr) bool {
 		l.outside.send(packet{
 			dst: up.Attrs().HardwareAddr, src: l.outside.link.Attrs().HardwareAddr, proto: protoUDP,
-			saddr: from, daddr: gateway, sport: 4000, dport: 53, body: []byte("in whose name?"),
+			saddr: from, daddr: to, sport: 4000, dport: 53, body: []byte("in whose name?"),
 		}.bytes())
-		must(t, resolver.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
+		must.OK(t, resolver.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 		_, _, err := resolver.ReadFrom(make([]byte, 512))
 		return err == nil
 	}
-	if ask(alice.Address) {
-		t.Error("a question from outside with a sandbox's address arrived")
+	neighbour, host := netip.MustParseAddr("198.51.100.2"), netip.MustParseAddr("198.51.100.1")
+	for _, to := range []netip.Addr{gateway, host} {
+		if ask(alice.Address, to) {
+			t.Errorf("a question from outside with a sandbox's address arrived at %s", to)
+		}
 	}
-	if !ask(netip.MustParseAddr("198.51.100.2")) {
+	if ask(neighbour, gateway) {
+		t.Error("a question from outside arrived at the resolver")
+	}
+	if !ask(neighbour, host) {
 		t.Error("nothing arrives at all: the test shows nothing")
 	}
 }

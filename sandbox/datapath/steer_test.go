@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -73,9 +74,9 @@ func refused(t *testing.T, s *space, to, who string) {
 func steered(t *testing.T, d *Datapath) *net.TCPListener {
 	t.Helper()
 	listener, err := Listen()
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
-	must(t, d.Steer(listener))
+	must.OK(t, d.Steer(listener))
 	go echo(listener)
 	return listener
 }
@@ -89,7 +90,7 @@ func bridgeNetfilter(t *testing.T) bool {
 		return err == nil
 	}
 	if !there() && exec.Command("modprobe", "br_netfilter").Run() == nil {
-		t.Cleanup(func() { must(t, exec.Command("modprobe", "-r", "br_netfilter").Run()) })
+		t.Cleanup(func() { must.OK(t, exec.Command("modprobe", "-r", "br_netfilter").Run()) })
 	}
 	return there()
 }
@@ -130,10 +131,10 @@ func TestSteerSource(t *testing.T) {
 	attachBoth(t, d, l)
 	listener := listening(t, d)
 	c, err := l.bob.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
 	got, err := listener.Accept()
-	must(t, err)
+	must.OK(t, err)
 	defer got.Close()
 	if ip := got.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); ip != bob.Address {
 		t.Errorf("got a connection from %s, want %s", ip, bob.Address)
@@ -147,11 +148,11 @@ func TestSteerBulk(t *testing.T) {
 		t.Run(fmt.Sprintf("segments of %d at most", size), func(t *testing.T) {
 			l := newLab(t)
 			d := l.open(t)
-			must(t, l.alice.handle.LinkSetGSOIPv4MaxSize(l.alice.link, size))
+			must.OK(t, l.alice.handle.LinkSetGSOIPv4MaxSize(l.alice.link, size))
 			for _, i := range []int{l.alice.host, d.bridge} {
 				port, err := netlink.LinkByIndex(i)
-				must(t, err)
-				must(t, netlink.LinkSetGSOIPv4MaxSize(port, size))
+				must.OK(t, err)
+				must.OK(t, netlink.LinkSetGSOIPv4MaxSize(port, size))
 			}
 			attachBoth(t, d, l)
 			steered(t, d)
@@ -163,12 +164,12 @@ func TestSteerBulk(t *testing.T) {
 func bulk(t *testing.T, l *lab, d *Datapath) {
 	t.Helper()
 	c, err := l.alice.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
-	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	must.OK(t, c.SetDeadline(time.Now().Add(30*time.Second)))
 	r := bufio.NewReaderSize(c, 1<<20)
 	_, err = r.ReadString('\n')
-	must(t, err)
+	must.OK(t, err)
 	want := make([]byte, 64<<20)
 	rand.Read(want)
 	began := time.Now()
@@ -179,8 +180,8 @@ func bulk(t *testing.T, l *lab, d *Datapath) {
 	}()
 	got := make([]byte, len(want))
 	_, err = io.ReadFull(r, got)
-	must(t, err)
-	must(t, <-sent)
+	must.OK(t, err)
+	must.OK(t, <-sent)
 	if !bytes.Equal(got, want) {
 		t.Error("the echo differs")
 	}
@@ -273,13 +274,13 @@ func TestSteerPortAgain(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		server, err := listener.Accept()
-		must(t, err)
-		must(t, server.Close()) // leaves TIME-WAIT at the gateway
+		must.OK(t, err)
+		must.OK(t, server.Close()) // leaves TIME-WAIT at the gateway
 		c.SetDeadline(time.Now().Add(3 * time.Second))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Fatalf("connection %d: %v", i, err)
 		}
-		must(t, c.Close())
+		must.OK(t, c.Close())
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("connection %d took %v", i, took)
 		}
@@ -290,13 +291,13 @@ func TestKilledDaemon(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	must(t, d.Close())
+	must.OK(t, d.Close())
 
 	first := startDaemon(t)
 	if got, err := greeted(l.alice, "198.51.100.2:443"); err != nil {
 		t.Fatalf("with a daemon: got %q, %v", got, err)
 	}
-	must(t, first.Process.Kill())
+	must.OK(t, first.Process.Kill())
 	first.Wait()
 	l.none(t, "after kill -9")
 	refused(t, l.alice, "198.51.100.2:443", "alice after kill -9")
@@ -323,10 +324,10 @@ func resolver(t *testing.T) (net.PacketConn, net.Listener) {
 	config := net.ListenConfig{Control: Mark}
 	config.SetMultipathTCP(false)
 	pc, err := config.ListenPacket(t.Context(), "udp4", gateway.String()+":53")
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { pc.Close() })
 	tcp, err := config.Listen(t.Context(), "tcp4", gateway.String()+":53")
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { tcp.Close() })
 	return pc, tcp
 }
@@ -334,7 +335,7 @@ func resolver(t *testing.T) (net.PacketConn, net.Listener) {
 func sorted(t *testing.T, d *Datapath) []sandbox.Endpoint {
 	t.Helper()
 	got, err := d.Endpoints()
-	must(t, err)
+	must.OK(t, err)
 	slices.SortFunc(got, func(a, b sandbox.Endpoint) int { return int(a.Generation) - int(b.Generation) })
 	return got
 }

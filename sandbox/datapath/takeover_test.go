@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
+	"sallyport/internal/test/must"
 	"sallyport/sandbox"
 )
 
@@ -31,13 +32,13 @@ func TestTakeover(t *testing.T) {
 	}
 	steered(t, first)
 	open, err := l.bob.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer open.Close()
 	open.SetDeadline(time.Now().Add(20 * time.Second))
 	r := bufio.NewReader(open)
 	_, err = r.ReadString('\n')
-	must(t, err)
-	must(t, first.Close())
+	must.OK(t, err)
+	must.OK(t, first.Close())
 
 	// Alice floods throughout; nothing may slip through while programs change.
 	var stop atomic.Bool
@@ -55,7 +56,7 @@ func TestTakeover(t *testing.T) {
 	}()
 	for range 10 {
 		d, err := Open(l.config)
-		must(t, err)
+		must.OK(t, err)
 		if diff := cmp.Diff(want, sorted(t, d), byAddr); diff != "" {
 			t.Error(diff)
 		}
@@ -63,7 +64,7 @@ func TestTakeover(t *testing.T) {
 		if got, err := r.ReadString('\n'); err != nil || got != "still there?\n" {
 			t.Fatalf("an open connection: got %q, %v", got, err)
 		}
-		must(t, d.Close())
+		must.OK(t, d.Close())
 	}
 	stop.Store(true)
 	<-flooding
@@ -75,7 +76,7 @@ func TestTakeover(t *testing.T) {
 	}
 
 	d, err := Open(l.config)
-	must(t, err)
+	must.OK(t, err)
 	defer d.Close()
 	steered(t, d)
 	if got, err := greeted(l.alice, "198.51.100.2:443"); err != nil {
@@ -87,7 +88,7 @@ func TestGuardPin(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	bridge, err := netlink.LinkByName(testBridge)
-	must(t, err)
+	must.OK(t, err)
 	pin := GuardPin(d.config.Pins, bridge.Attrs().Index)
 	if _, err := os.Stat(pin); err != nil {
 		t.Errorf("no pin of the guarded bridge: %v", err)
@@ -96,14 +97,14 @@ func TestGuardPin(t *testing.T) {
 		t.Error("another interface counts as guarded")
 	}
 	// Somebody deletes the bridge and makes another of the same name.
-	must(t, d.Close())
-	must(t, netlink.LinkDel(bridge))
-	// What the host still says to alice does not follow the default route.
+	must.OK(t, d.Close())
+	must.OK(t, netlink.LinkDel(bridge))
+	// The host's last packets to alice do not follow the default route.
 	if routes, err := netlink.RouteGet(alice.Address.AsSlice()); err == nil {
 		t.Errorf("without a bridge the sandboxes are looked for at %v", routes)
 	}
 	d, err = Open(l.config)
-	must(t, err)
+	must.OK(t, err)
 	defer d.Close()
 	if _, err := os.Stat(pin); err == nil {
 		t.Error("the pin of the deleted bridge is still there")
@@ -128,25 +129,25 @@ func reuseIndex(t *testing.T, dead bool) {
 	attachBoth(t, d, l)
 	index := l.alice.host
 	if dead {
-		must(t, d.Close())
+		must.OK(t, d.Close())
 	}
 	old, err := netlink.LinkByIndex(index)
-	must(t, err)
-	must(t, netlink.LinkDel(old))
+	must.OK(t, err)
+	must.OK(t, netlink.LinkDel(old))
 
 	next := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "eth0", PeerNamespace: netlink.NsFd(l.alice.ns), PeerHardwareAddr: hw(alice)}
 	next.Name, next.Index = "spdp-n", index
-	must(t, netlink.LinkAdd(next))
+	must.OK(t, netlink.LinkAdd(next))
 	l.alice.link, err = l.alice.handle.LinkByName("eth0")
-	must(t, err)
+	must.OK(t, err)
 	l.alice.address(alice.Address.String() + "/16")
-	must(t, l.alice.handle.LinkSetUp(l.alice.link))
-	must(t, netlink.LinkSetUp(next))
+	must.OK(t, l.alice.handle.LinkSetUp(l.alice.link))
+	must.OK(t, netlink.LinkSetUp(next))
 	l.alice.enslave(testBridge)
 	l.alice.via("0.0.0.0/0", gateway.String())
 	if dead {
 		d, err = Open(l.config)
-		must(t, err)
+		must.OK(t, err)
 		defer d.Close()
 	}
 	steered(t, d)
@@ -163,8 +164,8 @@ func reuseIndex(t *testing.T, dead bool) {
 
 	e := l.aliceEnd
 	e.Generation = 70
-	must(t, d.Attach(e))
-	// What alice's kernel asked for in vain may fail after this.
+	must.OK(t, d.Attach(e))
+	// A question that alice's kernel asked in vain may fail after this.
 	eventually(t, "the gateway answers once attached", func() bool {
 		_, err := greeted(l.alice, "198.51.100.2:443")
 		return err == nil
@@ -177,7 +178,7 @@ func reuseIndex(t *testing.T, dead bool) {
 func TestAttachRefuses(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
-	must(t, d.Attach(l.bobEnd))
+	must.OK(t, d.Attach(l.bobEnd))
 	tests := []struct {
 		name   string
 		change func(*sandbox.Endpoint)
@@ -212,25 +213,25 @@ func TestAttachRefuses(t *testing.T) {
 			}
 		})
 	}
-	must(t, d.Attach(l.aliceEnd))
-	must(t, d.Attach(l.aliceEnd)) // again
-	must(t, d.Detach(12345))
+	must.OK(t, d.Attach(l.aliceEnd))
+	must.OK(t, d.Attach(l.aliceEnd)) // again
+	must.OK(t, d.Detach(12345))
 	later := l.aliceEnd
 	later.Generation += 10
-	must(t, d.Attach(later)) // the next session on the same interface
+	must.OK(t, d.Attach(later)) // the next session on the same interface
 	if got := sorted(t, d); len(got) != 2 || got[1] != later {
 		t.Errorf("got endpoints %v, want bob's and alice's later one", got)
 	}
 }
 
-// What the daemon has not guarded, dead or not quick enough, is still cut off
-// from the host and, in IP, from other ports.
+// A port that the daemon has not guarded, dead or not quick enough, is still cut off from the
+// host and, in IP, from other ports.
 func TestPortWithoutGuard(t *testing.T) {
 	l := newLab(t)
 	d, err := Open(l.config)
-	must(t, err)
+	must.OK(t, err)
 	l.undo(t)
-	must(t, d.Close())
+	must.OK(t, d.Close())
 	l.enslave()
 	for _, w := range ways(l) {
 		l.alice.send(w.frame())
@@ -283,9 +284,9 @@ func TestGroupThatIsNotBridged(t *testing.T) {
 	t.Run("of a port without the guard", func(t *testing.T) {
 		l := newLab(t)
 		d, err := Open(l.config)
-		must(t, err)
+		must.OK(t, err)
 		l.undo(t)
-		must(t, d.Close())
+		must.OK(t, d.Close())
 		l.enslave()
 		settle()
 		if resolved, datagram := arrive(t, l); resolved || datagram != "" {
@@ -307,10 +308,10 @@ func TestPortWithoutGuardOnTheFirstBridge(t *testing.T) {
 func TestFilterAlone(t *testing.T) {
 	l := newLab(t)
 	d, err := Open(l.config)
-	must(t, err)
+	must.OK(t, err)
 	l.undo(t)
-	must(t, d.Close())
-	must(t, os.RemoveAll(d.config.Pins))
+	must.OK(t, d.Close())
+	must.OK(t, os.RemoveAll(d.config.Pins))
 	l.enslave()
 	for range 2 {
 		for _, w := range ways(l) {
@@ -340,12 +341,12 @@ func TestTwoBridges(t *testing.T) {
 	attachBoth(t, d, l)
 	other := Config{Bridge: "spdp1", Subnet: netip.MustParsePrefix("10.232.0.0/24")}
 	d2, err := Open(other)
-	must(t, err)
+	must.OK(t, err)
 	port := newSpace(t, "spdp-c", hw(alice))
 	port.address("10.232.0.10/24")
 	port.via("0.0.0.0/0", "10.232.0.1")
 	port.enslave("spdp1")
-	must(t, d2.Attach(sandbox.Endpoint{Link: port.host, Sandbox: "carol", Generation: alice.Generation, Address: netip.MustParseAddr("10.232.0.10"), MAC: alice.MAC}))
+	must.OK(t, d2.Attach(sandbox.Endpoint{Link: port.host, Sandbox: "carol", Generation: alice.Generation, Address: netip.MustParseAddr("10.232.0.10"), MAC: alice.MAC}))
 	steered(t, d)
 	steered(t, d2)
 	for _, s := range []*space{l.alice, port} {
@@ -355,14 +356,14 @@ func TestTwoBridges(t *testing.T) {
 	}
 	// The other network is nothing that one could reach but through a gateway.
 	l.none(t, "beside another bridge")
-	must(t, d2.Close())
+	must.OK(t, d2.Close())
 	if err := Remove(other); err == nil {
 		t.Error("a bridge with a port was removed")
 	}
 	link, err := netlink.LinkByIndex(port.host)
-	must(t, err)
-	must(t, netlink.LinkDel(link))
-	must(t, Remove(other))
+	must.OK(t, err)
+	must.OK(t, netlink.LinkDel(link))
+	must.OK(t, Remove(other))
 	if got, err := greeted(l.alice, "198.51.100.2:443"); err != nil {
 		t.Errorf("after the other's end: got %q, %v", got, err)
 	}
@@ -373,17 +374,17 @@ func state(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
 	rules, err := netlink.RuleList(netlink.FAMILY_V4)
-	must(t, err)
+	must.OK(t, err)
 	for _, r := range rules {
 		b.WriteString(r.String() + "\n")
 	}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-	must(t, err)
+	must.OK(t, err)
 	for _, r := range routes {
 		b.WriteString(r.String() + "\n")
 	}
 	links, err := netlink.LinkList()
-	must(t, err)
+	must.OK(t, err)
 	for _, l := range links {
 		b.WriteString(l.Attrs().Name + "\n")
 	}
@@ -398,19 +399,19 @@ func TestRemove(t *testing.T) {
 	before := state(t)
 	config := Config{Bridge: "spdp2", Subnet: netip.MustParsePrefix("10.233.0.0/24")}
 	d, err := Open(config)
-	must(t, err)
+	must.OK(t, err)
 	if state(t) == before {
 		t.Fatal("this test looks at the wrong things")
 	}
-	must(t, d.Close())
-	must(t, Remove(config))
+	must.OK(t, d.Close())
+	must.OK(t, Remove(config))
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := os.Stat(filepath.Join(bpffs, "sallyport", "spdp2")); err == nil {
 		t.Error("pins are left")
 	}
-	must(t, Remove(config)) // again
+	must.OK(t, Remove(config)) // again
 }
 
 func TestConfigRefused(t *testing.T) {

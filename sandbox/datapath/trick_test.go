@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"sallyport/internal/test/must"
 )
 
 // trick is a frame of alice's that a guard could read in another way than who
@@ -246,7 +248,7 @@ func TestEveryEtherType(t *testing.T) {
 		frame := append(append([]byte{}, aliceTCP().bytes()[:14]...), inside...)
 		binary.BigEndian.PutUint16(frame[12:], uint16(ethertype))
 		verdict, err := d.objs.PortIn.Run(&ebpf.RunOptions{Data: frame, Context: skb{}})
-		must(t, err)
+		must.OK(t, err)
 		if passed := verdict == redirect; passed != (ethertype == 0x0800) {
 			t.Fatalf("ethertype %#04x: got verdict %d", ethertype, int32(verdict))
 		}
@@ -255,7 +257,7 @@ func TestEveryEtherType(t *testing.T) {
 	for reason, want := range map[Reason]uint64{
 		STP: 0x600, VLAN: 2, IPv6: 0, BadARP: 1, Malformed: 0, EtherType: 1<<16 - 0x600 - 2 - 3,
 	} {
-		// What stands in an IPv6 header's place is one, whatever it says.
+		// Anything in an IPv6 header's place is taken for one.
 		if reason == IPv6 {
 			want = 1
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/test/must"
 )
 
 // segment says what a TCP frame without IP options is about.
@@ -92,18 +94,18 @@ func TestTricksOnTheWire(t *testing.T) {
 	if n := ipCounter(t, "ReasmReqds") - reassembled; n != 0 {
 		t.Errorf("%d pieces reached the host's reassembly", n)
 	}
-	must(t, listener.SetDeadline(time.Now().Add(50*time.Millisecond)))
+	must.OK(t, listener.SetDeadline(time.Now().Add(50*time.Millisecond)))
 	if c, err := listener.Accept(); err == nil {
 		t.Errorf("a connection was made: from %s to %s", c.RemoteAddr(), c.LocalAddr())
 		c.Close()
 	}
-	// What came in between has left no trace: a connection can be made.
-	must(t, listener.SetDeadline(time.Now().Add(5*time.Second)))
+	// The packets in between have left no trace: a connection can be made.
+	must.OK(t, listener.SetDeadline(time.Now().Add(5*time.Second)))
 	c, err := l.alice.dial("", "198.51.100.2:443")
-	must(t, err)
+	must.OK(t, err)
 	defer c.Close()
 	server, err := listener.Accept()
-	must(t, err)
+	must.OK(t, err)
 	server.Close()
 }
 
@@ -111,7 +113,7 @@ func TestTricksOnTheWire(t *testing.T) {
 func ipCounter(t *testing.T, name string) uint64 {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/net/snmp")
-	must(t, err)
+	must.OK(t, err)
 	var names []string
 	for line := range strings.Lines(string(raw)) {
 		fields := strings.Fields(line)
@@ -125,7 +127,7 @@ func ipCounter(t *testing.T, name string) uint64 {
 		for i, f := range fields {
 			if names[i] == name {
 				n, err := strconv.ParseUint(f, 10, 64)
-				must(t, err)
+				must.OK(t, err)
 				return n
 			}
 		}

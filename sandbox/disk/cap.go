@@ -12,8 +12,8 @@ import (
 )
 
 // Cap keeps a disk that is attached from growing: what would take more blocks of it
-// ends as on a full disk (ENOSPC), also for root, and nothing else does. What is removed
-// can be written again. It lasts until Uncap, or until the disk is detached, and may be
+// ends as on a full disk (ENOSPC), also for root, and nothing else does. Removed bytes can
+// be written again. It lasts until Uncap, or until the disk is detached, and may be
 // called again: it is at what the disk had the first time.
 //
 // All blocks that are free become the file system's own reserve, which it takes only to

@@ -70,7 +70,7 @@ func freezing(at string, request uint) error {
 
 // A packed disk: packMagic, its size, then parts, each an offset, a length and so many
 // bytes, by rising offsets; a part without bytes at the size is the end. Numbers are 64
-// bits, big endian. What no part has is zeros.
+// bits, big endian. Ranges that no part has are zeros.
 const (
 	packMagic = "sallyport disk 1\n"
 	partSize  = 1 << 20 // bytes of a part, at most

@@ -108,7 +108,7 @@ func TestContentOfHostileTree(t *testing.T) {
 	if err = errors.Join(err, thaw()); err != nil {
 		t.Fatal(err)
 	}
-	// What comes later is not in them.
+	// Later writes are not in them.
 	must.OK(t, os.WriteFile(filepath.Join(tree, "later"), nil, 0o600))
 	if packed.Len() > 16<<20 {
 		t.Errorf("holes have become %d bytes", packed.Len())
@@ -202,7 +202,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// What is no packed disk, or cut, or given up, replaces none.
+// A file that is no packed disk, or cut, or given up, replaces none.
 func TestUnpackRefuses(t *testing.T) {
 	testnet.Privileged(t)
 	folder := made(t)
@@ -247,4 +247,60 @@ func TestUnpackRefuses(t *testing.T) {
 	if err := disk.Attach(to); err != nil {
 		t.Error(err)
 	}
+}
+
+// A disk that was detached has all that was written, also where a program with a mount
+// namespace of its own has it mounted still.
+func TestDetachedDiskIsWhole(t *testing.T) {
+	folder := made(t)
+	holder := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600")
+	out, err := holder.StdoutPipe()
+	must.OK(t, errors.Join(err, holder.Start()))
+	t.Cleanup(func() { _, _ = holder.Process.Kill(), holder.Wait() })
+	_, err = out.Read(make([]byte, 1))
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(disk.Layer(folder), "late"), bytes.Repeat([]byte("data"), 4<<20), 0o600))
+	must.OK(t, disk.Detach(folder))
+	var packed bytes.Buffer
+	must.OK(t, disk.Pack(t.Context(), folder, &packed))
+	to := made(t)
+	must.OK(t, disk.Detach(to))
+	must.OK(t, disk.Unpack(t.Context(), to, &packed, checkSpace))
+	must.OK(t, disk.Attach(to))
+	data, err := os.ReadFile(filepath.Join(disk.Layer(to), "late"))
+	if err != nil || len(data) != 16<<20 || bytes.Count(data, []byte("data")) != 4<<20 {
+		t.Errorf("got %d bytes, %v", len(data), err)
+	}
+}
+
+// A disk that the kernel has made read-only, since its file could not grow on a host that is
+// full, can be detached.
+func TestReadOnlyDiskIsDetached(t *testing.T) {
+	testnet.Privileged(t)
+	host := filepath.Join(t.TempDir(), "host")
+	must.OK(t, os.Mkdir(host, 0o700))
+	must.OK(t, unix.Mount("tmpfs", host, "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { must.OK(t, unix.Unmount(host, 0)) })
+	folder := filepath.Join(host, "sandbox")
+	must.OK(t, os.Mkdir(folder, 0o700))
+	must.OK(t, disk.Make(folder, disk.Min))
+	t.Cleanup(func() { _ = disk.Detach(folder) })
+
+	data := bytes.Repeat([]byte("x"), 1<<20)
+	rest, err := os.Create(filepath.Join(host, "rest"))
+	for err == nil {
+		_, err = rest.Write(data)
+	}
+	must.OK(t, rest.Close())
+	at := disk.Layer(folder)
+	for n := 0; !errors.Is(err, unix.EROFS); n++ { // of a write
+		if n == 1000 {
+			t.Fatalf("the disk takes writes still: %v", err)
+		}
+		if err = os.WriteFile(filepath.Join(at, fmt.Sprint(n)), data, 0o600); err == nil {
+			err = exec.Command("sync", "--file-system", at).Run()
+		}
+	}
+	must.OK(t, disk.Detach(folder))
+	must.OK(t, os.RemoveAll(folder))
 }

@@ -84,7 +84,7 @@ func (Disks) Copy(ctx context.Context, from, to string, checkSpace func() error)
 }
 
 // Make makes the disk of the sandbox whose own folder is given, of so many bytes,
-// and attaches it. What it made is gone again when it fails.
+// and attaches it. Its files are gone again when it fails.
 func Make(folder string, size int64) (err error) {
 	if size < Min {
 		return fmt.Errorf("a disk of %d bytes: use at least %d", size, int64(Min))
@@ -183,10 +183,28 @@ func detach(folder string) error {
 	if err := Thaw(folder); err != nil {
 		return err
 	}
+	flush(filepath.Join(folder, point))
 	if err := Unbind(filepath.Join(folder, memory)); err != nil {
 		return err
 	}
 	return Unbind(filepath.Join(folder, point))
+}
+
+// flush writes what is on a disk to its file (syncfs(2)), which is copied next. The kernel
+// does so at an unmount of its own, but not while another mount namespace has a copy of the
+// mount, as that of a program which unshare(1) has started.
+//
+// An error is not returned: it means that the host's disk takes no more, or has made this one
+// read-only, and then the unmount could not write either. A sandbox can be stopped and
+// removed all the same.
+func flush(at string) {
+	if !mounted(at) {
+		return
+	}
+	if f, err := os.Open(at); err == nil {
+		_ = unix.Syncfs(int(f.Fd()))
+		_ = f.Close()
+	}
 }
 
 // Hold keeps the disk of a sandbox as it is for as long as its memory is looked at, and

@@ -27,8 +27,8 @@ func made(t *testing.T) string {
 	return folder
 }
 
-// What is written stays, through Detach and Attach, each again and again, and a
-// disk that is full is full for itself.
+// Writes stay, through Detach and Attach, each again and again, and a disk that is full is
+// full for itself.
 func TestDiskKeepsAndBounds(t *testing.T) {
 	folder := made(t)
 	file := filepath.Join(folder, "memory/kept")
@@ -79,9 +79,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// A failure leaves nothing, and a disk that cannot be read says what to do.
-// Whoever attaches or detaches a disk while another looks at its memory waits for that,
-// and finds it as if nobody had looked.
+// A failure leaves nothing, and a disk that cannot be read says what to do. Attach and Detach
+// wait while another looks at a disk's memory, and find it as if nobody had looked.
 func TestHoldKeepsOthersWaiting(t *testing.T) {
 	folder := made(t)
 	file := filepath.Join(folder, "memory/kept")

@@ -14,7 +14,7 @@ import (
 type Space struct{ Dir string }
 
 // Free is how much of it is left for the host, in bytes, less what disks hold in
-// the page cache and have yet to take. What only root may use does not count.
+// the page cache and have yet to take. Room that only root may use does not count.
 func (s Space) Free() (free int64, err error) {
 	// Only one of two looks would see pages that the kernel writes back between them.
 	for range 10 {

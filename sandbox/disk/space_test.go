@@ -14,8 +14,8 @@ import (
 	"sallyport/sandbox/disk"
 )
 
-// What a sandbox has written counts at once, and once, whether the kernel has
-// written it back to the host's disk or not.
+// A sandbox's writes count at once, and once, whether the kernel has written them back to the
+// host's disk or not.
 func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
 	testnet.Privileged(t)
 	// A file system of the test's own: others write to the machine's.

@@ -22,7 +22,7 @@ import (
 // p50-ms is what one takes half of the time.
 func BenchmarkCommand(b *testing.B) {
 	if shared == nil {
-		b.Skip("needs root and an engine")
+		must.Lack(b, "needs root and an engine")
 	}
 	c := shared.container(&testing.T{}, "")
 	c.Name = "bench"

@@ -124,8 +124,8 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 
 // Restore starts the container with the memory in dir. The start shim does it, as the
 // runtime that the engine calls: so a restore needs the same pin as a
-// start, and the memory goes by no other folder. What the engine makes before it
-// asks for the start takes longer than most memory does to be filled in.
+// start, and the memory goes by no other folder. The engine's work before it asks for the
+// start takes longer than most memory does to be filled in.
 func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error) (sandbox.Status, error) {
 	if strings.ContainsAny(dir, "\n\\") || !filepath.IsAbs(dir) {
 		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %q is no folder for its memory", id, dir)

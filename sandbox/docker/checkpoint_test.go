@@ -428,7 +428,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 	})
 }
 
-// What an engine that has died left waiting for a sandbox's memory does not begin
+// A process that an engine which has died left waiting for a sandbox's memory does not begin
 // with it later, nor without: nobody knows that it runs then.
 func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	l := need(t)

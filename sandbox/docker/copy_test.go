@@ -43,7 +43,7 @@ func TestFork(t *testing.T) {
 	if out, err := exec.Command("cp", "-a", "--", from+"/.", to+"/.").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// What is open is looked for by its name.
+	// An open file is looked for by its name.
 	must.OK(t, os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600))
 	must.OK(t, r.Resume(t.Context(), id))
 	if _, err := r.Restore(t.Context(), child.ID, dir, nil); err != nil {

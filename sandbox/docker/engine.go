@@ -24,6 +24,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox"
 	"sallyport/sandbox/docker/apierror"
 	"sallyport/sandbox/docker/image"
@@ -233,20 +234,13 @@ func (e *Engine) supervise(ctx context.Context, p *part) error {
 }
 
 func (e *Engine) trimLogs(ctx context.Context) error {
-	tick := time.NewTicker(trimInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	return periodic.Run(ctx, trimInterval, func(time.Time) {
 		for _, p := range e.parts {
 			if err := p.TrimLog(); err != nil {
 				e.log.Warn("cannot bound a log of the engine", "process", p.Name, "error", err)
 			}
 		}
-	}
+	})
 }
 
 // Close lets go of the engine and leaves it running.

@@ -140,7 +140,7 @@ func TestEngineTakenOver(t *testing.T) {
 			t.Errorf("processes: got %v, want %v", after, before)
 		}
 	}
-	// What it has taken over it also notices to die.
+	// It also notices when a process that it has taken over dies.
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if err := again.parts[1].Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {

@@ -17,7 +17,7 @@ import (
 	"sallyport/sandbox/docker/process"
 )
 
-// What is written into a tmpfs is charged to who writes it first
+// A page of a tmpfs is charged to the process that writes it first
 // (cgroup-v1/memory.rst, 2.3; admin-guide/cgroup-v2.rst, "Memory Ownership"), and
 // gVisor writes its memory itself, in the container's cgroup: one with more than half
 // of what it may have would be killed for its own checkpoint. So the cgroup's limit is

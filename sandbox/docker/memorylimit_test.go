@@ -82,8 +82,8 @@ func TestHeadroom(t *testing.T) {
 		t.Errorf("it may have %d bytes after a wake", have)
 	}
 
-	// What is written still, of an earlier process's, is not held against it: not
-	// its files, which nobody finds any more.
+	// Data of an earlier process that is still being written is not held against it: not its
+	// files, which nobody finds any more.
 	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	written, err := os.Open(filepath.Join(dir, "checkpoint.img"))
 	must.OK(t, err)
@@ -106,7 +106,7 @@ func TestHeadroom(t *testing.T) {
 		t.Errorf("it may have %d bytes when it has been written", have)
 	}
 
-	// Who takes what was meant for the checkpoint ends, as without one.
+	// A process that takes what was meant for the checkpoint ends, as without one.
 	must.OK(t, r.Checkpoint(t.Context(), id, dir, plenty, true, nil))
 	hold(160)
 	must.OK(t, os.RemoveAll(dir))

@@ -16,8 +16,8 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// What is moved aside finds a name at once, however many the sandbox has taken and
-// however long it is.
+// A file moved aside finds a name at once, however many the sandbox has taken and however long
+// it is.
 func TestAside(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -40,9 +40,7 @@ func TestAside(t *testing.T) {
 // A folder that is removed as a whole, as an overlay that renames folders leaves it,
 // keeps nothing from starting.
 func TestVetAccountsWithoutEtc(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("makes a device: needs root")
-	}
+	must.Root(t)
 	layer := t.TempDir()
 	for _, err := range []error{
 		os.Mkdir(filepath.Join(layer, "diff"), 0o700),

@@ -18,12 +18,7 @@ import (
 // TestBelievesOwnProcessesOnly: whoever starts a process under the command line of the
 // engine, of a shim or of what writes memory down is not taken for it.
 func TestBelievesOwnProcessesOnly(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root to start a process of another user")
-	}
+	must.Root(t)
 	setuid := setuidShell(t)
 	for name, tt := range map[string]struct {
 		shell string
@@ -38,7 +33,7 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.shell == "" {
-				t.Skip("no set-user-ID program has an effect here")
+				must.Lack(t, "no set-user-ID program has an effect here")
 			}
 			const socket = "/run/of-no-containerd.sock"
 			container := fmt.Sprint("of-", os.Getpid()) // that nobody else gives

@@ -244,8 +244,8 @@ func (r *Runtime) startAs(ctx context.Context, id string, f func(handshake strin
 	return r.Status(ctx, id)
 }
 
-// Update gives a container that does not run other limits. What it has written,
-// and where that lies, is as before.
+// Update gives a container that does not run other limits. Its files, and where they lie,
+// are as before.
 func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) error {
 	pids := limits.Pids
 	if pids == 0 {

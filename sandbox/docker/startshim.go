@@ -33,8 +33,8 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // with the status that only it gives to what it has said: its sandbox has answered with
 // an error (which a call that broke off, "urpc method", is not, and which may hold the
 // stacks of its goroutines, many KiB), or was not asked yet.
-// Whatever else fails may have run until "end", as when runsc cannot write down that it
-// has restored. As it restores it asks for its working directory, which may be gone where a
+// Any other runtime that fails may have run until "end", as when runsc cannot write
+// down that it has restored. As it restores it asks for its working directory, which may be gone where a
 // crash cut the last start short: so that is another. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
 // on a disk, in the clear.

@@ -175,7 +175,7 @@ rm -rf /etc/ssl/certs /usr/local/share/ca-certificates /usr/share/ca-certificate
 ln -s ../pki/tls/certs /etc/ssl/certs
 echo Red >/etc/redhat-release`,
 			own: true,
-			// What update-ca-trust does, in so far as it matters.
+			// The part of update-ca-trust that matters.
 			later: []string{"cat /etc/pki/ca-trust/source/anchors/* >/tmp/new; cat /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem >>/tmp/new; mv /tmp/new /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"},
 		},
 		"no bundle": {

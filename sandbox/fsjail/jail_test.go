@@ -202,7 +202,7 @@ func TestLinksAboveTheRoot(t *testing.T) {
 	}
 }
 
-// What the process may do is what its work takes.
+// The process may do what its work takes.
 func TestPrivileges(t *testing.T) {
 	b := newBench(t)
 	leaked, err := unix.Open(filepath.Join(t.TempDir(), "leaked"), unix.O_CREAT|unix.O_RDONLY, 0o600) // without O_CLOEXEC

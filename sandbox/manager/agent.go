@@ -172,8 +172,8 @@ func (u *used) note(n int) {
 // agentForFiles returns the way to what serves a sandbox's files, the user whose rights count
 // there where nobody else is named, and what is to be called when the caller has done.
 //
-// That is the agent of the sandbox, which is started for it. Whatever root inside has made
-// of the files, an operator can look at them and mend them: where the sandbox cannot be
+// That is the agent of the sandbox, which is started for it. An operator can look at the
+// files and mend them, whatever root inside has made of them: where the sandbox cannot be
 // started, it is an agent of the host's in a jail, as root, and the sandbox stays locked
 // until done.
 func (m *Manager) agentForFiles(ctx context.Context, name string, write bool) (agent *channel.Channel, user string, done func(), err error) {

@@ -12,8 +12,8 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-// What an agent says of a port is escaped and in this package's words, and what is
-// carried is use.
+// An agent's error about a port is escaped and in this package's words, and bytes that are
+// carried are use.
 func TestConnect(t *testing.T) {
 	said := func(status, text string) string {
 		return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s", status, len(text), text)

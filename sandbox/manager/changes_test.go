@@ -45,8 +45,8 @@ func TestChangesOfNothing(t *testing.T) {
 	}
 }
 
-// What a snapshot has is what changes are told since, memory included, whatever the
-// sandbox was doing as it was made.
+// Changes are told since the snapshot's own files, memory included, whatever the sandbox was
+// doing as it was made.
 func TestChanges(t *testing.T) {
 	for state, to := range map[string]func(*bed, context.Context, string) (sandbox.Info, error){
 		"running":    func(b *bed, _ context.Context, name string) (sandbox.Info, error) { return b.Get(name) },
@@ -132,8 +132,7 @@ func TestChangesSinceDamaged(t *testing.T) {
 	}
 }
 
-// What a sandbox does to its files while they are read does no more than to be told
-// or not.
+// A change of a sandbox's files while they are read is told or not, and does no more.
 func TestChangesMeanwhile(t *testing.T) {
 	b := newBed(t)
 	b.opt.Layers = upper{b}
@@ -172,7 +171,7 @@ func TestChangesMeanwhile(t *testing.T) {
 	<-done
 }
 
-// What keeps a sandbox from starting keeps nobody from seeing what has changed of it.
+// A fault that keeps a sandbox from starting keeps nobody from seeing what has changed of it.
 func TestChangesOfWhatDoesNotStart(t *testing.T) {
 	b := newBed(t)
 	b.opt.Layers = upper{b}

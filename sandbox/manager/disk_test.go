@@ -14,9 +14,9 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// fakeDisks stand for disks where a test needs one to fail at a chosen step, or none to
-// be mounted. What is on a sandbox's is in the folder of its container's files and in
-// its memory, and of any other folder's in "disk".
+// fakeDisks stand for disks where a test needs one to fail at a chosen step, or none to be
+// mounted. A sandbox's data is in the folder of its container's files and in its memory, and
+// that of any other folder in "disk".
 type fakeDisks struct{ h *faultHost }
 
 const fakeImage = "disk.img" // tells that a folder has a disk

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/periodic"
 	"sallyport/internal/size"
 	"sallyport/memory"
 	"sallyport/sandbox"
@@ -129,19 +130,12 @@ func (m *Manager) WatchSpace(ctx context.Context) error {
 		return nil
 	}
 	m.yieldSpace()() // which keeps room back from here on
-	tick := time.NewTicker(spaceEvery)
-	defer tick.Stop()
 	var w spaceWatch
-	for {
+	return periodic.Run(ctx, spaceEvery, func(time.Time) {
 		if err := w.look(ctx, m); err != nil && ctx.Err() == nil {
 			m.opt.Logger.Error("the reserve of the host's disk cannot be kept", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	})
 }
 
 // spaceWatch compares the disks of running sandboxes with their earlier sizes.

@@ -190,8 +190,8 @@ func capped(t *testing.T, m *Manager, want ...string) {
 	}
 }
 
-// What grows though it is refused is stopped, once, at once, and says why until it is
-// started again; those that do not grow run on.
+// A sandbox that grows though it is refused is stopped, once, at once, and says why until it
+// is started again; those that do not grow run on.
 func TestReserveHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s, m := reserved(t, 2*testReserve)
@@ -263,8 +263,8 @@ func (s *measured) Free() (int64, error) {
 	return left, err
 }
 
-// What the host writes for a sandbox does not take the host's reserve either: it is
-// not begun below it, and given up when it is reached, with nothing left of it.
+// The host's writes for a sandbox do not take the host's reserve either: they are not begun
+// below it, and given up when it is reached, with nothing left of them.
 func TestReserveOfWhatIsKept(t *testing.T) {
 	big := strings.Repeat("thinking of ", 3<<20) // 36 MiB
 	for name, do := range map[string]func(*bed) error{
@@ -300,7 +300,8 @@ func TestReserveOfWhatIsKept(t *testing.T) {
 				b.opt.Space, b.opt.Reserve = s, testReserve
 				err = do(b)
 				if name == "restore" && left > testReserve {
-					// What it is now is kept all the same: see TestRestoreIsNotDenied.
+					// The sandbox as it is now is kept all the same: see
+					// TestRestoreIsNotDenied.
 					if err != nil {
 						t.Error(err)
 					}

@@ -45,6 +45,7 @@ type bed struct {
 	boot     string       // "": the host's own
 	ramSize  int64        // 0: what the file system holds
 	counter  Meter
+	memories Memories // nil: nobody keeps them
 }
 
 func newBed(t *testing.T) *bed {
@@ -82,7 +83,7 @@ func (b *bed) open(t *testing.T) {
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), boot: b.boot,
-		Meter: b.counter, ramSize: b.ramSize,
+		Meter: b.counter, ramSize: b.ramSize, Memories: b.memories,
 	})
 	must.OK(t, err)
 	b.Manager = m

@@ -26,8 +26,8 @@ import (
 
 // Files are those of one sandbox. Each call starts or wakes it if need be; of one
 // that cannot be started they are those on its disk (see agentForFiles), and all but Watch
-// is done to them. A path that is not absolute is below the root folder. What is read
-// of it, the sandbox says: names, sizes and contents may be anything.
+// is done to them. A path that is not absolute is below the root folder. The sandbox says
+// what is read of it: names, sizes and contents may be anything.
 type Files struct {
 	m    *Manager
 	name string
@@ -220,8 +220,8 @@ func (f *Files) Mkdir(ctx context.Context, folder string, mode wire.Mode, parent
 	return info, f.sound(info)
 }
 
-// Move renames a file or folder, within one file system. What is at the new name
-// is replaced only if asked to.
+// Move renames a file or folder, within one file system. A file at the new name is replaced
+// only if asked to.
 func (f *Files) Move(ctx context.Context, from, to string, replace bool) (info sandbox.File, err error) {
 	target := f.target("/move", from, "to", absolute(to), "replace", flag(replace))
 	if err := f.call(ctx, "moving", from, http.MethodPost, target, nil, &info); err != nil {
@@ -325,7 +325,7 @@ const maxEvent = 8 * wire.MaxPath
 
 // Watch tells what happens to a file, or to what is in a folder, until ctx is
 // done, tell fails, or what is watched has gone. The first event says that it
-// has begun. What is done from outside the sandbox is not seen.
+// has begun. Changes from outside the sandbox are not seen.
 func (f *Files) Watch(ctx context.Context, file string, o sandbox.WatchOptions, tell func(sandbox.FileEvent) error) error {
 	agent, spec, err := f.m.startAgent(ctx, f.name)
 	if err != nil {
@@ -374,7 +374,7 @@ func (m *Manager) roots(ctx context.Context, rec state.Record) ([]manifest.Root,
 // Changes tells what has changed of a sandbox's files since a snapshot of it, or
 // the one that it was made of, its memory included; or, without one, what of its
 // image. It asks the sandbox nothing. One that does not run is started, or, where it
-// cannot be, looked at as it is. What is written meanwhile may be told or not.
+// cannot be, looked at as it is. A file that is written meanwhile may be told or not.
 func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(sandbox.Change) error) (err error) {
 	rec, s, done, err := m.startOrAttach(ctx, name, snapshot)
 	if err != nil {

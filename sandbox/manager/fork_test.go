@@ -160,7 +160,7 @@ func TestForkFaults(t *testing.T) {
 	}
 }
 
-// What is restored by half is not forked.
+// A sandbox restored by half is not forked.
 func TestForkOfHalf(t *testing.T) {
 	b := newBed(t)
 	i := b.live(t, "a")
@@ -183,9 +183,9 @@ func TestForkOfHalf(t *testing.T) {
 	}
 }
 
-// What is set for the next session and restricts holds in every session that begins,
-// also in one that begins with processes of before; and a fork, whose session is a new
-// one, has of each limit the stricter: what is, or what is wanted.
+// A limit set for the next session that restricts holds in every session that begins, also in
+// one that begins with processes of before; and a fork, whose session is a new one, has of
+// each limit the stricter: what is, or what is wanted.
 func TestPendingRestrictionsAreInherited(t *testing.T) {
 	pending := func(t *testing.T) *bed {
 		t.Helper()

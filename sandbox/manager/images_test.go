@@ -147,7 +147,7 @@ func TestPullImage(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, asked %q, events %q", tt.name, i, err, f.asked, deedsOf(h))
 		}
 	}
-	// What cannot be recorded is not fetched.
+	// An image whose fetching cannot be recorded is not fetched.
 	f.asked, h.fault = nil, "record pulling"
 	if _, err := m.PullImage(t.Context(), team, tell); err == nil || f.asked != nil {
 		t.Errorf("without a log: %v, asked %q", err, f.asked)
@@ -266,9 +266,9 @@ func entriesOf(r io.Reader) (names []string, err error) {
 	}
 }
 
-// Owners have the default image and those that are listed for them, by name; the
-// host's own callers any. What is no name is refused before anything is made. A
-// sandbox that is refused is an event.
+// Owners have the default image and those that are listed for them, by name; the host's own
+// callers any. A text that is no name is refused before anything is made. A sandbox that is
+// refused is an event.
 func TestImagesOfOwners(t *testing.T) {
 	h := newFaultHost()
 	m := open(t, h, t.TempDir())

@@ -16,8 +16,8 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// What an attempt left that the engine could not be reached to undo is undone by
-// the next, and its name is free.
+// The remains of an attempt that the engine could not be reached to undo are removed by the
+// next, and its name is free.
 func TestHalfMadeMakesWay(t *testing.T) {
 	b := newBed(t)
 	rec := state.Record{Name: "a", ID: newID(), Address: netip.MustParseAddr("10.9.0.3")}
@@ -26,7 +26,7 @@ func TestHalfMadeMakesWay(t *testing.T) {
 	if err != nil || !created || i.ID == rec.ID {
 		t.Errorf("got %+v, %v, %v", i, created, err)
 	}
-	// What is no such thing stays.
+	// A folder that no sandbox has left stays.
 	must.OK(t, os.Mkdir(b.Manager.dir("b"), 0o700))
 	if _, _, err := b.GetOrCreate(t.Context(), "b", sandbox.Spec{}); !errors.Is(err, sandbox.ErrBadName) {
 		t.Errorf("a folder in the way: %v", err)
@@ -131,8 +131,8 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// What happens behind the manager's back while it runs ends in one event, an
-// identity that is taken away, and no more.
+// An end behind the manager's back while it runs is one event, an identity that is taken away,
+// and no more.
 func TestWatched(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -14,6 +14,10 @@ type Memories interface {
 	Changed(context.Context, memory.Owner, memory.Cause)
 	// Record returns when what has changed is recorded.
 	Record(context.Context, memory.Owner, memory.Cause) error
+	// Replace calls replace, which gives a memory other contents, and records the version
+	// after it: to whoever looks at the memory the two are one step. Its error is that of ctx
+	// before replace is called, or replace's.
+	Replace(ctx context.Context, o memory.Owner, c memory.Cause, replace func() error) error
 	// Inherit gives a child the versions of its parent.
 	Inherit(ctx context.Context, parent, child memory.Owner) error
 	// Interrupt ends what goes on with the memory of a sandbox, by its ID, which holds the
@@ -24,8 +28,11 @@ type Memories interface {
 // noMemories keeps nothing.
 type noMemories struct{}
 
-func (noMemories) Changed(context.Context, memory.Owner, memory.Cause)       {}
-func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error  { return nil }
+func (noMemories) Changed(context.Context, memory.Owner, memory.Cause)      {}
+func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error { return nil }
+func (noMemories) Replace(_ context.Context, _ memory.Owner, _ memory.Cause, replace func() error) error {
+	return replace()
+}
 func (noMemories) Inherit(context.Context, memory.Owner, memory.Owner) error { return nil }
 func (noMemories) Interrupt(string)                                          {}
 
@@ -46,6 +53,11 @@ const memoryTimeout = 20 * time.Second
 func (m *Manager) recordMemory(ctx context.Context, e *entry, c memory.Cause) {
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), memoryTimeout)
 	defer done()
+	m.recordMemoryWithin(ctx, e, c)
+}
+
+// recordMemoryWithin is recordMemory that waits until the end of ctx.
+func (m *Manager) recordMemoryWithin(ctx context.Context, e *entry, c memory.Cause) {
 	if err := m.opt.Memories.Record(ctx, e.memoryOwner(), c); err != nil {
 		m.opt.Logger.Error("a version of a sandbox's memory is missing", "sandbox", e.Rec.Name, "operation", c.Operation, "error", err)
 	}

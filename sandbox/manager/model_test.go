@@ -158,12 +158,15 @@ func (b *bed) child(ctx context.Context, op model.Op) (*model.Contents, error) {
 	return c, b.Remove(ctx, name)
 }
 
-// seeds are those of so many games, from the first on.
-func seeds(t *testing.T, games int) (first int64, n int) {
+// seeds are those of few games, or many in `make soak`, from the first on.
+func seeds(t *testing.T, few, many int) (first int64, n int) {
 	t.Helper()
 	s := os.Getenv("SALLYPORT_SEED")
 	if s == "" {
-		return time.Now().UnixNano(), games
+		if os.Getenv("SALLYPORT_SOAK") != "" {
+			few = many
+		}
+		return time.Now().UnixNano(), few
 	}
 	first, err := strconv.ParseInt(s, 10, 64)
 	must.OK(t, err)
@@ -175,7 +178,7 @@ func seeds(t *testing.T, games int) (first int64, n int) {
 // one game again. In each other game only one of them can have its memory in RAM at a
 // time, so that clients wait for each other.
 func TestModel(t *testing.T) {
-	first, games := seeds(t, 12)
+	first, games := seeds(t, 4, 40)
 	calls := 0
 	for n := range games {
 		seed := uint64(first) + uint64(n)
@@ -250,11 +253,11 @@ func (b *bed) agrees(t *testing.T, when string) {
 	}
 }
 
-// TestModelFaults: calls one after the other, of which each may meet a fault at any
-// step, or a crash of the daemon. What is recorded is always what a sandbox can go
-// through, no memory is lost without a word, and every state has a way out.
+// TestModelFaults: calls one after the other, of which each may meet a fault at any step, or a
+// crash of the daemon. The events are always those that a sandbox can go through, no memory is
+// lost without a word, and every state has a way out.
 func TestModelFaults(t *testing.T) {
-	first, games := seeds(t, 40)
+	first, games := seeds(t, 12, 200)
 	var done, faults, crashes int
 	for n := range games {
 		seed := uint64(first) + uint64(n)
@@ -284,7 +287,7 @@ func TestModelFaults(t *testing.T) {
 				b.open(t)
 			}
 			when := fmt.Sprintf("SALLYPORT_SEED=%d, after %v (crash %v at %d: %v): %v", seed, op, crash, at, crashed, r.Err)
-			// What a fault has left is settled within half a minute.
+			// The remains of a fault are settled within half a minute.
 			if _, err := b.reconcile(t.Context()); err != nil {
 				t.Fatalf("%s: %v", when, err)
 			}
@@ -297,7 +300,7 @@ func TestModelFaults(t *testing.T) {
 					t.Fatalf("%s: %s is %s, and its checkpoint: %v", when, i.Name, i.State, err)
 				}
 			}
-			// Who runs in the same session has what it had in its memory.
+			// A sandbox in the same session has what it had in its memory.
 			for _, i := range b.List() {
 				if now := b.h.memory[i.ID]; i.State == sandbox.Running {
 					if then, known := memories[i.Session]; known && then != now && !(op.Name == i.Name && op.Verb == model.Bump) {

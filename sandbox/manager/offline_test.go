@@ -92,8 +92,8 @@ func TestFilesOfWhatDoesNotStart(t *testing.T) {
 	}
 }
 
-// Who reads the files of a sandbox that does not start and goes no further keeps nobody
-// from stopping or removing it.
+// A reader of a sandbox's files, where that does not start, keeps nobody from stopping or
+// removing it by going no further.
 func TestFilesEndWithTheSandbox(t *testing.T) {
 	b := newBed(t)
 	b.opt.Layers, b.opt.Jail = upper{b}, unjailed

@@ -196,7 +196,7 @@ type Gate interface {
 	Wake(netip.Addr, []sandbox.Flow)
 	// Flows lists the connections that a sandbox has now.
 	Flows(netip.Addr) []sandbox.Flow
-	// End closes the connections of a sandbox that will not wake.
+	// End closes the connections of a sandbox whose session ends.
 	End(netip.Addr)
 }
 

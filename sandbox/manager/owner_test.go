@@ -14,8 +14,8 @@ import (
 	"sallyport/sandbox/disk"
 )
 
-// Whoever is confined to an owner finds no sandbox of another's by its name, and
-// takes no name of one.
+// A caller confined to an owner finds no sandbox of another's by its name, and takes no name
+// of one.
 func TestOwners(t *testing.T) {
 	m := open(t, newFaultHost(), t.TempDir())
 	a, b := sandbox.ForOwner(t.Context(), "a"), sandbox.ForOwner(t.Context(), "b")

@@ -9,8 +9,9 @@ import (
 	"sallyport/sandbox"
 )
 
-// A sandbox's commands have the placeholders of what rules give it now. What it ever had,
-// and what it is a fork of, is on record and known to the gateway before a command runs.
+// A sandbox's commands have the placeholders of what rules give it now. The placeholders that
+// it ever had, and those of the sandbox that it is a fork of, are on record and known to the
+// gateway before a command runs.
 func TestPlaceholders(t *testing.T) {
 	b := newBed(t)
 	given := map[string]string{"KEY": "key", "MINE": "other"} // credentials by variable

@@ -37,8 +37,8 @@ func openPooled(t *testing.T, h *faultHost, dir string, size int) *Manager {
 	return m
 }
 
-// What waits in the pool is nobody's: on no list, on no record, with no identity.
-// Who asks for what is there gets it, running, with all that a sandbox has.
+// A sandbox in the pool is nobody's: on no list, on no record, with no identity. A caller that
+// asks for one like it gets it, running, with all that a sandbox has.
 func TestPool(t *testing.T) {
 	h, dir := newFaultHost(), t.TempDir()
 	m := pooledHost(t, h, dir)
@@ -142,8 +142,8 @@ func TestPoolOfTheDead(t *testing.T) {
 	}
 }
 
-// What a daemon that was killed leaves, at whichever step, is gone after the next
-// one's start, and no address of it is given away before.
+// The remains of a daemon that was killed, at whichever step, are gone after the next one's
+// start, and no address of it is given away before.
 func TestPoolAfterACrash(t *testing.T) {
 	for _, step := range []string{"waiting", "named", "linked", "moved", "recorded"} {
 		t.Run(step, func(t *testing.T) {

@@ -41,8 +41,8 @@ func (b *bed) owned(t *testing.T, ctx context.Context, name string) sandbox.Info
 	return i
 }
 
-// What an owner's sandboxes take, with their snapshots and their memory on disk, is
-// counted and bounded, however it comes to be; others, and the host's own, have theirs.
+// The space of an owner's sandboxes, with their snapshots and their memory on disk, is counted
+// and bounded, however it comes to be; others, and the host's own, have theirs.
 func TestStorageOfAnOwner(t *testing.T) {
 	for name, write := range map[string]func(*bed, context.Context) error{
 		"snapshot": func(b *bed, ctx context.Context) error {

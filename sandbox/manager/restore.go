@@ -70,7 +70,10 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 	if err != nil {
 		return err
 	}
-	m.recordMemory(ctx, e, memory.Cause{Operation: memory.Restoring, From: s.Name})
+	m.recordMemoryWithin(ctx, e, memory.Cause{Operation: memory.Restoring, From: s.Name})
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // with spec.Discard, nothing else keeps what the memory is now
+	}
 	aside := ""
 	if e.Rec.Restoring == "" && !spec.Discard {
 		if aside, err = m.safetySnapshot(ctx, e); err != nil {
@@ -92,7 +95,6 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 	if err := m.finishRestore(patient, e); err != nil {
 		return err
 	}
-	m.recordMemory(ctx, e, memory.Cause{Operation: memory.Restored, From: s.Name})
 	if s.Memory {
 		// The session is a new one, whatever its processes remember.
 		if err := m.renewSpec(patient, e); err != nil {
@@ -242,7 +244,7 @@ func (m *Manager) unsealProcesses(ctx context.Context, s sandbox.Snapshot, ram s
 }
 
 // finishRestore gives a sandbox the disk of the snapshot that its record says it is
-// restored to. It can be repeated.
+// restored to, and its memory a version that says so. It can be repeated.
 func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 	if e.Rec.Restoring == "" {
 		return nil
@@ -252,17 +254,8 @@ func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 		err = m.verify(s)
 	}
 	if err == nil {
-		err = m.stopAndDetach(ctx, e.Rec)
-	}
-	if err == nil {
-		err = m.keepDisk(ctx, e)
-	}
-	if err == nil {
-		// The old disk is kept or given up by now: there may be no room for both.
-		err = m.opt.Disks.Drop(m.dir(e.Rec.Name))
-	}
-	if err == nil {
-		err = m.unpackTo(ctx, m.dir(e.Rec.Name), s)
+		c := memory.Cause{Operation: memory.Restored, From: s.Name}
+		err = m.opt.Memories.Replace(ctx, e.memoryOwner(), c, func() error { return m.replaceDisk(ctx, e, s) })
 	}
 	if err != nil {
 		return fmt.Errorf("its disk is not yet that of snapshot %s: %w: start it, or restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.Rec.Restoring, err, e.Rec.Name)
@@ -270,6 +263,21 @@ func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 	ev := state.Lifecycle(e.Rec, "restored", "to snapshot "+s.Name)
 	ev.Unmapped.Sallyport.Snapshot = s.Name
 	return m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Restoring = "" })
+}
+
+// replaceDisk gives a sandbox the disk of a snapshot.
+func (m *Manager) replaceDisk(ctx context.Context, e *entry, s sandbox.Snapshot) error {
+	if err := m.stopAndDetach(ctx, e.Rec); err != nil {
+		return err
+	}
+	if err := m.keepDisk(ctx, e); err != nil {
+		return err
+	}
+	// The old disk is kept or given up by now: there may be no room for both.
+	if err := m.opt.Disks.Drop(m.dir(e.Rec.Name)); err != nil {
+		return err
+	}
+	return m.unpackTo(ctx, m.dir(e.Rec.Name), s)
 }
 
 // unpackTo gives a folder, whose disk is detached, the disk of a snapshot.

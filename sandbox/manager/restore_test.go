@@ -62,7 +62,8 @@ func TestRestoreIsNotDenied(t *testing.T) {
 	}
 }
 
-// Who discards what a sandbox is now needs no room for it, and has no snapshot of it.
+// A restore that discards the sandbox as it is now needs no room for it, and has no snapshot
+// of it.
 func TestRestoreDiscards(t *testing.T) {
 	b := newBed(t)
 	i := b.live(t, "a")

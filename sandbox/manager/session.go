@@ -120,8 +120,8 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 		errs = append(errs, m.opt.Network.Detach(e.Rec.Generation))
 	}
 	m.publish(e.Rec.Address, sandbox.Info{})
+	m.opt.Gate.End(e.Rec.Address) // before another sandbox can have the address
 	if e.Rec.Sleep != state.Awake {
-		m.opt.Gate.End(e.Rec.Address)
 		// A paused process does not notice that it is to end.
 		_ = m.opt.Runtime.Resume(ctx, e.Rec.ID)
 	}

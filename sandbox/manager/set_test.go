@@ -95,7 +95,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// What cannot be set changes nothing, nor does what is not on record.
+// A value that cannot be set changes nothing, nor does one that is not on record.
 func TestSetRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		change sandbox.SpecChange

@@ -207,7 +207,8 @@ func TestSleepFaults(t *testing.T) {
 	}
 }
 
-// TestStopAsleep: whoever stops or removes a sandbox that sleeps gives its memory up.
+// TestStopAsleep: a sandbox that is stopped or removed asleep gives its memory up, and one that
+// is stopped at all its connections.
 func TestStopAsleep(t *testing.T) {
 	b := newBed(t)
 	for _, toSleep := range []func(context.Context, string) (sandbox.Info, error){b.Pause, b.Hibernate} {
@@ -225,6 +226,12 @@ func TestStopAsleep(t *testing.T) {
 		if i := b.must(t)(b.Start(t.Context(), "a")); b.h.memory[i.ID] != "fresh" || i.Lost != "" {
 			t.Errorf("started: %q, %+v", b.h.memory[i.ID], i)
 		}
+		b.h.gate = nil
+		b.must(t)(b.Stop(t.Context(), "a")) // awake: another may get its address, and not its connections
+		if !slices.Contains(b.h.gate, "end") {
+			t.Errorf("stopped awake, and the gate was told %q", b.h.gate)
+		}
+		b.must(t)(b.Start(t.Context(), "a"))
 		b.must(t)(toSleep(t.Context(), "a"))
 		must.OK(t, b.Remove(t.Context(), "a"))
 	}
@@ -362,9 +369,9 @@ func TestWakeAfterLifetime(t *testing.T) {
 	}
 }
 
-// TestSpentMemory ends daemon, engine or host in the middle of a wake: memory that may
-// have been gone on with is behind the disk, and not gone on with again; it is given
-// up aloud. What nothing has begun with is kept.
+// TestSpentMemory ends daemon, engine or host in the middle of a wake: memory that may have
+// been gone on with is behind the disk, and not gone on with again; it is given up aloud.
+// Memory that nothing has begun with is kept.
 func TestSpentMemory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fault, ends string

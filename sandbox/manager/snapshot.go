@@ -247,11 +247,7 @@ func (m *Manager) writeSnapshotRecord(part string, s *sandbox.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := m.opt.Key.Seal(text)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(filepath.Join(part, snapshotRecord), sealed, 0o600)
+	return durable.WriteSealed(filepath.Join(part, snapshotRecord), m.opt.Key, text)
 }
 
 func sumOf(path string) (sum string, n int64, err error) {

@@ -229,7 +229,7 @@ func explain(all []difference, name string) string {
 }
 
 // differences names what a second call asks for that the sandbox does not have.
-// What the call leaves open agrees with anything.
+// A field that the call leaves open agrees with anything.
 func differences(s, have sandbox.Spec) []difference {
 	var d []difference
 	add := func(differs bool, w when, format string, a ...any) {
@@ -347,7 +347,7 @@ func (m *Manager) renewSpec(ctx context.Context, e *entry) error {
 	return m.journal.Commit(&e.Stored, func(r *state.Record) { r.Spec, r.Next = *next, nil })
 }
 
-// Set changes the spec of a sandbox. What it cannot change it refuses, and then
+// Set changes the spec of a sandbox. It refuses a change that it cannot make, and then
 // changes nothing.
 func (m *Manager) Set(ctx context.Context, name string, c sandbox.SpecChange) (sandbox.Info, error) {
 	return m.withLocked(ctx, name, "setting", noMemory, func(e *entry) error { return m.set(ctx, e, c) })

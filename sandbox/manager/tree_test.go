@@ -57,8 +57,8 @@ func nest(t *testing.T, dir string, deep int) {
 	unix.Close(at)
 }
 
-// What reads a sandbox's files has bounds of its own, whatever there is to read and
-// to say.
+// The process that reads a sandbox's files has bounds of its own, whatever there is to read
+// and to say.
 func TestRunBounds(t *testing.T) {
 	must.OK(t, run(t.Context(), nil, "sh", "-c", "ulimit -v"))
 	var out bytes.Buffer

@@ -57,7 +57,7 @@ func sh(t *testing.T, dir, script string) {
 	}
 }
 
-// What has been done to a tree is told, whatever its files' times say.
+// Changes of a tree are told, whatever its files' times say.
 func TestCompare(t *testing.T) {
 	for script, want := range map[string]map[string]string{
 		":":                                      {},
@@ -109,7 +109,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// What has gone through an archive or a copy and back is the same.
+// A tree that has gone through an archive or a copy and back is the same.
 func TestBackAgain(t *testing.T) {
 	testnet.Privileged(t) // to have owners, and attributes of the system's
 	dir, copied, unpacked := t.TempDir(), t.TempDir(), t.TempDir()

@@ -77,8 +77,8 @@ func TestMovedMeanwhile(t *testing.T) {
 	sh(t, outside, "rm -rf d")
 }
 
-// Names without number are refused before they are all in memory, and many are not. What
-// is not in that folder is told all the same, and at the end that something is missing.
+// Names without number are refused before they are all in memory, and many are not. A change
+// outside of that folder is told all the same, and at the end that something is missing.
 func TestNamesWithoutNumber(t *testing.T) {
 	defer manifest.Names(2 << 20)()
 	dir := t.TempDir()

@@ -33,7 +33,7 @@ type Journal struct {
 
 // deliveredFile has the ID of the last event that is known to be in the log. It is not
 // synced: without it the log is asked.
-const deliveredFile = "told"
+const deliveredFile = "delivered"
 
 func (j *Journal) folder(s *Stored) string { return filepath.Join(j.Dir, s.Rec.Name) }
 

@@ -61,15 +61,15 @@ type Record struct {
 	// Dozed says that a sandbox that is Hibernating was paused before.
 	Dozed bool `json:"dozed,omitempty"`
 	// Pending is the event of the last change: see Journal.
-	Pending *audit.Event `json:"untold,omitempty"`
+	Pending *audit.Event `json:"pending,omitempty"`
 	// Flows are the connections that it sleeps with.
 	Flows []sandbox.Flow `json:"flows,omitempty"`
 	// Began is when the container whose memory is written was started. A container that
 	// was started later has been awake since.
 	Began time.Time `json:"began,omitzero"`
 	Wakes int       `json:"wakes,omitempty"` // failed attempts to wake it
-	// Boot is the host's boot ID (random(4)) at the time of Waking. What began in another
-	// boot cannot be known.
+	// Boot is the host's boot ID (random(4)) at the time of Waking. A time of another boot
+	// cannot be known.
 	Boot string `json:"boot,omitempty"`
 	// Lost is why the last session's memory is gone.
 	Lost string `json:"lost,omitempty"`
@@ -84,6 +84,10 @@ type Record struct {
 	// ImageID and ImageDigest are as in sandbox.Info.
 	ImageID     string `json:"imageID,omitempty"`
 	ImageDigest string `json:"imageDigest,omitempty"`
+	// Pod is as in sandbox.Info.
+	Pod *sandbox.Pod `json:"pod,omitempty"`
+	// ProbePorts are as in sandbox.Endpoint.
+	ProbePorts sandbox.ProbePorts `json:"probePorts,omitzero"`
 	// Restoring is the snapshot that is being copied to its disk. The sandbox cannot run
 	// until that is done.
 	Restoring string `json:"restoring,omitempty"`

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 )
@@ -50,7 +50,7 @@ func exists(cfg *config.Config) error {
 func undamaged[T any](cmd *cobra.Command, list iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for v, err := range list {
-			var damage *audit.DamageError
+			var damage *auditlog.DamageError
 			if errors.As(err, &damage) {
 				fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: warning:", damage)
 				continue
@@ -66,7 +66,7 @@ func undamaged[T any](cmd *cobra.Command, list iter.Seq2[T, error]) iter.Seq2[T,
 const pairWait = 2 * time.Second
 
 func newTail(g *cli.Globals) *cobra.Command {
-	var q audit.Query
+	var q auditlog.Query
 	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: cli.Exactly()}
 	c.Flags().IntVarP(&q.Last, "lines", "n", 20, "how many events to go back")
 	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "follow new records")
@@ -76,14 +76,14 @@ func newTail(g *cli.Globals) *cobra.Command {
 		if err := exists(cfg); err != nil && !q.Follow {
 			return err
 		}
-		for r, err := range undamaged(cmd, audit.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait)) {
+		for r, err := range undamaged(cmd, auditlog.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait)) {
 			if err != nil {
 				return err
 			}
 			if seals(r) && g.Output == "text" {
 				continue
 			}
-			if err := g.PrintLine(cmd, r, func() string { return audit.Line(r) }); err != nil {
+			if err := g.PrintLine(cmd, r, func() string { return auditlog.Line(r) }); err != nil {
 				return err
 			}
 		}

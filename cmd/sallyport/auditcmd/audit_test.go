@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/index"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/test/clitest"
@@ -23,7 +24,7 @@ import (
 func seeded(t *testing.T) (dir, file string) {
 	t.Helper()
 	dir, file = clitest.Configured(t, "")
-	l, err := audit.Open(filepath.Join(dir, "data/audit"), audit.Options{})
+	l, err := auditlog.Open(filepath.Join(dir, "data/audit"), auditlog.Options{})
 	must.OK(t, err)
 	defer l.Close()
 	at := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC).UnixMilli()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
@@ -112,7 +112,7 @@ func newProve(g *cli.Globals) *cobra.Command {
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		number, err := strconv.ParseUint(args[0], 10, 63)
 		if err != nil {
-			e, err := audit.Lookup(cmd.Context(), cfg.AuditDir(), args[0])
+			e, err := auditlog.Lookup(cmd.Context(), cfg.AuditDir(), args[0])
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
@@ -22,7 +23,7 @@ import (
 
 // show prints entries in the format of --output: ndjson is the events as the log has
 // them, all others are records.
-func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]) error {
+func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[auditlog.Entry, error]) error {
 	w := cmd.OutOrStdout()
 	list = undamaged(cmd, list)
 	if g.Output == "ndjson" {
@@ -36,7 +37,7 @@ func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]
 		}
 	}
 	p := newPrinter(w, g.Output)
-	for r, err := range audit.Pairs(events) {
+	for r, err := range auditlog.Pairs(events) {
 		if err != nil {
 			return err
 		}
@@ -49,13 +50,13 @@ func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]
 
 // seals reports whether a record is a checkpoint. There can be one every ten seconds, and
 // a person who reads text looks for something else.
-func seals(r audit.Record) bool { return first(r).Unmapped.Sallyport.State == tree.State }
+func seals(r auditlog.Record) bool { return first(r).Unmapped.Sallyport.State == tree.State }
 
 // first is the event that says what a record is about.
-func first(r audit.Record) *audit.Event { return cmp.Or(r.Decision, r.Completion) }
+func first(r auditlog.Record) *audit.Event { return cmp.Or(r.Decision, r.Completion) }
 
 // lines prints the events alone. A rune that a terminal may act on is \uXXXX.
-func lines(w io.Writer, list iter.Seq2[audit.Entry, error]) error {
+func lines(w io.Writer, list iter.Seq2[auditlog.Entry, error]) error {
 	to := terminal.JSON(w)
 	to.SetEscapeHTML(false)
 	for e, err := range list {
@@ -92,7 +93,7 @@ func newPrinter(w io.Writer, format string) *printer {
 	return p
 }
 
-func (p *printer) record(r audit.Record) error {
+func (p *printer) record(r auditlog.Record) error {
 	if seals(r) && (p.format == "text" || p.format == "table") {
 		return nil
 	}
@@ -111,7 +112,7 @@ func (p *printer) record(r audit.Record) error {
 		}
 		return p.row(row)
 	}
-	_, err := fmt.Fprintln(p.w, audit.Line(r))
+	_, err := fmt.Fprintln(p.w, auditlog.Line(r))
 	return err
 }
 
@@ -149,7 +150,7 @@ const (
 
 // cells are a record's, in the order of columns. A spreadsheet takes none for a formula, and
 // a terminal none for a command.
-func cells(r audit.Record) []string {
+func cells(r auditlog.Record) []string {
 	e, c := first(r), r.Completion
 	x := &e.Unmapped.Sallyport
 	row := map[string]string{

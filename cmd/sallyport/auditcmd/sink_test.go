@@ -10,7 +10,7 @@ import (
 	"sallyport/internal/test/must"
 )
 
-// What `audit sink add` prints is a configuration, for each type.
+// `audit sink add` prints a configuration, for each type.
 func TestSinkAdd(t *testing.T) {
 	for _, kind := range config.SinkTypes() {
 		var out strings.Builder

@@ -41,6 +41,9 @@ func newHistory(g *cli.Globals) *cobra.Command {
 	}), func(w io.Writer, list keeper.Commits) {
 		for _, c := range list.Commits {
 			fmt.Fprintf(w, "version %d  %s  %s\n", c.Number, when(c.Time), cause(c.Cause))
+			if c.Trimmed {
+				fmt.Fprintln(w, "  trimmed: the versions before it were removed to make room")
+			}
 			if c.Incomplete {
 				fmt.Fprintln(w, "  incomplete: the memory had more than 100,000 files and folders, or too deep ones; the others are in no version")
 			}
@@ -50,7 +53,11 @@ func newHistory(g *cli.Globals) *cobra.Command {
 			if len(c.Cause.Contacted) > 0 {
 				fmt.Fprintf(w, "  after contact with %s%s\n", terminal.Escape(strings.Join(c.Cause.Contacted, ", ")), more(c.Cause.MoreContacted))
 			}
+			if n := len(c.Dropped); n > 0 {
+				fmt.Fprintf(w, "  dropped: %d contents of earlier versions: -o json has their digests\n", n)
+			}
 		}
+		marks(w, list.Marks)
 		nothing(w, len(list.Commits), "was found")
 	})
 }
@@ -92,6 +99,9 @@ func cause(c history.Cause) string {
 	if c.Caller != "" {
 		text += " by " + terminal.Escape(c.Caller)
 	}
+	if c.Session != "" {
+		text += ", session " + terminal.Escape(c.Session)
+	}
 	return text
 }
 
@@ -113,9 +123,10 @@ func newDiff(g *cli.Globals) *cobra.Command {
 			r.To, err = version(args[2])
 		}
 		return r, err
-	}), func(w io.Writer, list []history.FileDiff) {
+	}), func(w io.Writer, list []keeper.FileDiff) {
 		for _, d := range list {
 			fmt.Fprintf(w, "%s %s\n", d.Op, named(d.Path, cmp.Or(d.To, d.From, new(history.Version)).Kind))
+			marks(w, d.Marks)
 			if d.Note != "" {
 				fmt.Fprintln(w, "  "+terminal.Escape(d.Note))
 			}
@@ -218,6 +229,7 @@ func printPlan(w io.Writer, p layer.Plan, dry bool) {
 	}
 	for _, s := range p.Summaries {
 		fmt.Fprintf(w, "%s %s %s\n", terminal.Escape(s.Path), verb, cli.Many(len(s.Sources), "entry", "entries"))
+		marks(w, s.Marks)
 	}
 	nothing(w, len(p.Summaries), "is old enough")
 }

@@ -1,7 +1,7 @@
 // Package memorycmd has the commands of `sallyport memory`: a sandbox's files in /memory,
 // what an agent remembers in them, and their history.
 //
-//	read.go      ls, view: without a daemon
+//	read.go      ls, view: also without a daemon
 //	recall.go    prompt, search, store, retrieve, format_for_context, append_turn: what is remembered
 //	state.go     the state, scripts and artifacts, tool: what agents work with
 //	history.go   history, diff, rollback, checkpoint_state, verify, compact
@@ -25,8 +25,8 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// New returns `sallyport memory`. What it asks the daemon for has the names that it has in
-// the API.
+// New returns `sallyport memory`. The fields that it prints have the names that they have
+// in the API.
 func New(g *cli.Globals) *cobra.Command {
 	c := cli.Group("memory", "Read, search and roll back the file-backed memory of a sandbox",
 		newList(g), newView(g), newPrompt(g), newIndex(g), newSearch(g), newStore(g), newRetrieve(g), newContext(g), newTurn(g), newTool(g),

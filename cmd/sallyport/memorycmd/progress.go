@@ -75,17 +75,18 @@ func (p *progress) end() {
 }
 
 // ofIndex is of, for a question that the search index answers: what that lacks is indexed
-// first, and the user told how far that is. Ctrl-C breaks it off.
-func ofIndex[In, Out any](g *cli.Globals, c *cobra.Command, a client.Call[In, Out], in func(args []string) (In, error)) func(context.Context, *client.Client, []string) (Out, error) {
-	ask := of(a, in)
+// first, and the user told how far that is. Ctrl-C breaks it off. The answer is of what has
+// been looked at then.
+func ofIndex[Out any](g *cli.Globals, c *cobra.Command, a client.Call[keeper.Question, Out], q *keeper.Question) func(context.Context, *client.Client, []string) (Out, error) {
 	return func(ctx context.Context, d *client.Client, args []string) (out Out, err error) {
 		p := newProgress(g, c)
-		_, err = memclient.Index(ctx, d, args[0], p.step)
+		done, err := memclient.Index(ctx, d, args[0], p.step)
 		p.end()
 		if err != nil {
 			return out, err
 		}
-		return ask(ctx, d, args)
+		q.Look = done.Look
+		return of(a, asked(q))(ctx, d, args)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
+	"sallyport/memory"
 	memclient "sallyport/memory/client"
 	"sallyport/memory/keeper"
 	"sallyport/memory/layer"
@@ -43,10 +44,10 @@ func newSearch(g *cli.Globals) *cobra.Command {
 	}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.Search, asked(&q)), func(w io.Writer, list keeper.Results[keeper.Found]) {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Search, &q), func(w io.Writer, list keeper.Results[keeper.Found]) {
 		for _, f := range list.Found {
 			fmt.Fprintf(w, "%s:%d  %.2f  %s\n", terminal.Escape(f.Path), f.Line, f.Score, oneLine(cmp.Or(f.Text, f.Note), 200))
-			untrusted(w, f.Untrusted)
+			marks(w, f.Marks)
 		}
 		nothing(w, len(list.Found), "was found")
 		incomplete(w, list.Incomplete)
@@ -67,11 +68,21 @@ func incomplete(w io.Writer, why string) {
 	}
 }
 
-// untrusted says why something is not trusted, where it is shown.
-func untrusted(w io.Writer, why string) {
-	if why != "" {
-		fmt.Fprintln(w, "  untrusted:", terminal.Escape(why))
+// marks prints the marks of something where it is shown.
+func marks(w io.Writer, m memory.Marks) {
+	for _, line := range m.Lines() {
+		fmt.Fprintln(w, "  "+terminal.Escape(line))
 	}
+}
+
+// written says that something is written to a file, if it has stayed there.
+func written(w io.Writer, path, is string, m memory.Marks) {
+	if m.Quarantined == "" {
+		fmt.Fprintln(w, terminal.Escape(path), is)
+	} else {
+		fmt.Fprintln(w, terminal.Escape(path), "is in quarantine")
+	}
+	marks(w, m)
 }
 
 func newStore(g *cli.Globals) *cobra.Command {
@@ -87,7 +98,7 @@ func newStore(g *cli.Globals) *cobra.Command {
 		r.Text = args[1]
 		r.Metadata, err = cli.Pairs(metadata, "metadata")
 		return r, err
-	}), func(w io.Writer, e layer.Entry) { fmt.Fprintln(w, terminal.Escape(e.Path), "is remembered") })
+	}), func(w io.Writer, e layer.Entry) { written(w, e.Path, "is remembered", e.Marks) })
 }
 
 func newRetrieve(g *cli.Globals) *cobra.Command {
@@ -95,10 +106,10 @@ func newRetrieve(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "retrieve NAME WORD...", Short: "Find entries and turns, with a score of relevance", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVarP(&q.Limit, "number", "n", 10, "how many")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.Retrieve, asked(&q)), func(w io.Writer, list keeper.Results[layer.Scored]) {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.Retrieve, &q), func(w io.Writer, list keeper.Results[layer.Scored]) {
 		for _, s := range list.Found {
 			fmt.Fprintf(w, "%.2f  %s  %s  %s\n", s.Score, s.Time.Format(time.DateOnly), terminal.Escape(s.ID), oneLine(s.Text, 200))
-			untrusted(w, s.Untrusted)
+			marks(w, s.Marks)
 		}
 		nothing(w, len(list.Found), "was found")
 		incomplete(w, list.Incomplete)
@@ -110,7 +121,7 @@ func newContext(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "format_for_context NAME WORD...", Short: "Print what is remembered of something, as text for a model's context", Args: cobra.MinimumNArgs(2)}
 	question(c, &q)
 	c.Flags().IntVar(&q.Budget, "budget", 2000, "tokens at most")
-	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, asked(&q)), func(w io.Writer, t keeper.Text) {
+	return cli.Shows(g, c, ofIndex(g, c, memclient.FormatForContext, &q), func(w io.Writer, t keeper.Text) {
 		printAnswer(w, t)
 		incomplete(c.ErrOrStderr(), t.Incomplete)
 	})

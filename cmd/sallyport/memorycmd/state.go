@@ -35,7 +35,10 @@ func newState(g *cli.Globals) []*cobra.Command {
 	list := &cobra.Command{Use: "list_state NAME", Short: "List the keys of the working state", Args: cli.Exactly("NAME")}
 	remove := &cobra.Command{Use: "remove_state NAME KEY", Short: "Remove a key of the working state", Args: cli.Exactly("NAME", "KEY")}
 	return []*cobra.Command{
-		cli.Shows(g, get, of(memclient.GetState, key), func(w io.Writer, s keeper.StateRequest) { printText(w, string(s.Value)) }),
+		cli.Shows(g, get, of(memclient.GetState, key), func(w io.Writer, s keeper.StateRequest) {
+			printText(w, string(s.Value))
+			marks(get.ErrOrStderr(), s.Marks)
+		}),
 		cli.Shows(g, set, of(memclient.SetState, func(args []string) (keeper.StateRequest, error) {
 			if !json.Valid([]byte(args[2])) {
 				return keeper.StateRequest{}, cli.Usagef("%q is not JSON: write a text in quotes, as '\"text\"'", args[2])
@@ -61,6 +64,7 @@ func newScript(g *cli.Globals) []*cobra.Command {
 	register := &cobra.Command{Use: "register_script NAME FILE", Short: "Write a script, and its place in the index of scripts", Args: cli.Exactly("NAME", "FILE")}
 	register.Flags().StringVar(&s.Description, "description", "", "its task, in a sentence (needed)")
 	register.Flags().StringVar(&s.Arguments, "arguments", "", "its arguments, in a line")
+	register.Flags().StringVar((*string)(&s.Digest), "digest", "", "only in place of the script with this digest, as -o json of find_scripts shows it, or of none")
 	var r keeper.Outcome
 	outcome := &cobra.Command{Use: "record_outcome NAME SCRIPT", Short: "Note how a run of a script ended", Args: cli.Exactly("NAME", "SCRIPT")}
 	outcome.Flags().BoolVar(&r.OK, "ok", false, "it did its task")
@@ -75,7 +79,9 @@ command's. A script that differs from what was registered is not run.`,
 	run.Flags().SetInterspersed(false)
 	g.Asks(run, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		streams := sandbox.Streams{Stdout: cmd.OutOrStdout(), Stderr: cmd.ErrOrStderr()}
-		status, err := memclient.RunScript(cmd.Context(), d, args[0], keeper.RunRequest{Name: args[1], Args: args[2:]}, streams)
+		status, err := memclient.RunScript(cmd.Context(), d, args[0], keeper.RunRequest{Name: args[1], Args: args[2:]}, func(m memory.Marks) {
+			marks(cmd.ErrOrStderr(), m)
+		}, streams)
 		if err == nil && status != 0 {
 			err = cli.ExitCode(status)
 		}
@@ -86,14 +92,14 @@ command's. A script that differs from what was registered is not run.`,
 			if len(args) == 1 { // all, without the index
 				return of(memclient.FindScripts, asked(&q))(ctx, d, args)
 			}
-			return ofIndex(g, list, memclient.FindScripts, asked(&q))(ctx, d, args)
+			return ofIndex(g, list, memclient.FindScripts, &q)(ctx, d, args)
 		}, printScripts),
 		cli.Shows(g, register, of(memclient.RegisterScript, func(args []string) (layer.Script, error) {
 			text, err := os.ReadFile(args[1])
 			s.Name, s.Text = filepath.Base(args[1]), string(text)
 			return s, err
 		}), func(w io.Writer, s layer.Script) {
-			fmt.Fprintln(w, "scripts/"+terminal.Escape(s.Name), "is registered")
+			written(w, layer.ScriptFile(s.Name), "is registered", s.Marks)
 		}),
 		cli.Shows(g, outcome, of(memclient.RecordOutcome, func(args []string) (keeper.Outcome, error) {
 			r.Name = args[1]
@@ -104,14 +110,11 @@ command's. A script that differs from what was registered is not run.`,
 
 func printScripts(w io.Writer, list []layer.Script) {
 	cli.Table(w, "SCRIPT\tDESCRIPTION\tLAST SUCCESS\tMARKS", cli.Rows(list, func(s layer.Script) string {
-		var marks []string
+		marks := s.Lines()
 		if s.Changed {
-			marks = append(marks, "changed: differs from what was registered")
+			marks = append([]string{"changed: differs from what was registered"}, marks...)
 		}
-		if s.Untrusted != "" {
-			marks = append(marks, "untrusted: "+terminal.Escape(s.Untrusted))
-		}
-		return fmt.Sprintf("%s\t%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"), cmp.Or(strings.Join(marks, "; "), "-"))
+		return fmt.Sprintf("%s\t%s\t%s\t%s", terminal.Escape(s.Name), oneLine(s.Description, 100), cli.Day(s.LastSuccess, "-"), cmp.Or(terminal.Escape(strings.Join(marks, "; ")), "-"))
 	})...)
 }
 
@@ -134,7 +137,10 @@ characters escaped. Contents that differ from the digest are an error.`,
 				r.Data, err = os.ReadFile(args[1])
 			}
 			return r, err
-		}), func(w io.Writer, a layer.Artifact) { fmt.Fprintln(w, a.Digest) }),
+		}), func(w io.Writer, a layer.Artifact) {
+			fmt.Fprintln(w, a.Digest)
+			marks(put.ErrOrStderr(), a.Marks)
+		}),
 		cli.Shows(g, get, of(memclient.GetArtifact, func(args []string) (keeper.ArtifactRequest, error) {
 			return keeper.ArtifactRequest{Digest: memory.Digest(args[1])}, nil
 		}), func(w io.Writer, a layer.Artifact) {
@@ -143,7 +149,7 @@ characters escaped. Contents that differ from the digest are an error.`,
 			} else {
 				_, _ = w.Write(a.Data)
 			}
-			untrusted(get.ErrOrStderr(), a.Untrusted)
+			marks(get.ErrOrStderr(), a.Marks)
 		}),
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/sarif"
 	"sallyport/internal/terminal"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // newCheck needs no daemon: what is checked is files.
@@ -33,7 +33,7 @@ func newCheck(g *cli.Globals) *cobra.Command {
 	}
 	c.Flags().StringVar(&failOn, "fail-on", "error", "error, warning or note: the least that is taken for failure")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		var least policy.Severity
+		var least finding.Severity
 		if err := least.UnmarshalText([]byte(failOn)); err != nil {
 			return cli.Usagef("--fail-on: %w", err)
 		}
@@ -44,13 +44,13 @@ func newCheck(g *cli.Globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		findings := append([]policy.Finding{}, config.Check(cmd.Context(), path, rego...)...) // none is [], not null
+		findings := append([]finding.Finding{}, config.Check(cmd.Context(), path, rego...)...) // none is [], not null
 		if err := report(g, cmd, findings); err != nil {
 			return err
 		}
 		for _, f := range findings {
 			if slices.Index(severities, f.Severity) <= slices.Index(severities, least) {
-				if f.Severity == policy.Error {
+				if f.Severity == finding.Error {
 					return errors.New("the configuration cannot be used; see above")
 				}
 				return errors.New("there are findings; see above")
@@ -99,7 +99,7 @@ func holds(folder, file string) bool {
 }
 
 // report prints findings as the user asked.
-func report(g *cli.Globals, cmd *cobra.Command, findings []policy.Finding) error {
+func report(g *cli.Globals, cmd *cobra.Command, findings []finding.Finding) error {
 	if g.Output == "sarif" {
 		dir, err := os.Getwd()
 		if err != nil {
@@ -120,4 +120,4 @@ func report(g *cli.Globals, cmd *cobra.Command, findings []policy.Finding) error
 }
 
 // severities begin with the one that is most severe.
-var severities = []policy.Severity{policy.Error, policy.Warning, policy.Note}
+var severities = []finding.Severity{finding.Error, finding.Warning, finding.Note}

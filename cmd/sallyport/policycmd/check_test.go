@@ -9,7 +9,7 @@ import (
 
 	"sallyport/internal/sarif"
 	"sallyport/internal/test/must"
-	"sallyport/policy"
+	"sallyport/policy/finding"
 )
 
 // policies writes files below a new folder, which becomes the working directory.
@@ -76,7 +76,7 @@ func TestPolicyCheck(t *testing.T) {
 			if status == 2 {
 				return
 			}
-			var findings []policy.Finding
+			var findings []finding.Finding
 			if err := json.Unmarshal([]byte(out), &findings); err != nil {
 				t.Fatalf("%v in %s", err, out)
 			}

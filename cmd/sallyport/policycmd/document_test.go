@@ -102,6 +102,6 @@ func TestPolicyLibraryDocument(t *testing.T) {
 	must.OK(t, err)
 	t.Chdir("../../..")
 	t.Setenv("SALLYPORT_CONFIG", "")
-	// What it lists is not written into the repository.
+	// Its list is not written into the repository.
 	prompt{t: t}.follow(listing.ReplaceAllString(string(text), ""), 3)
 }

@@ -24,6 +24,7 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
+	"sallyport/policy/urlpath"
 	"sallyport/sandbox/client"
 )
 
@@ -226,7 +227,7 @@ func explainInput(sandbox, method, raw string) (policy.Input, error) {
 	if at == "" {
 		at = "/"
 	}
-	path, err := policy.NormalizePath(at)
+	path, err := urlpath.Normalize(at)
 	if err != nil {
 		return policy.Input{}, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
@@ -123,11 +124,11 @@ func besides(path string, list []learn.Proposal) {
 }
 
 // refused lists the decisions whose upstream's address was refused.
-func (x *learner) refused(cmd *cobra.Command, q audit.Query) (map[string]bool, error) {
+func (x *learner) refused(cmd *cobra.Command, q auditlog.Query) (map[string]bool, error) {
 	q.Kind, q.Denied = audit.KindCompletion, true
 	ids := map[string]bool{}
 	// Damage is reported once the decisions are read.
-	for e, err := range audit.Undamaged(audit.Read(cmd.Context(), x.dir, q)) {
+	for e, err := range auditlog.Undamaged(auditlog.Read(cmd.Context(), x.dir, q)) {
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +141,7 @@ func (x *learner) refused(cmd *cobra.Command, q audit.Query) (map[string]bool, e
 
 // verify reads the amended configuration as it would be loaded, decides the run by
 // it, and returns how many decisions it denies that are not flagged.
-func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *config.Config, q audit.Query) (int, error) {
+func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *config.Config, q auditlog.Query) (int, error) {
 	cfg, err := config.Parse(name, []byte(l.Document))
 	if err != nil {
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)

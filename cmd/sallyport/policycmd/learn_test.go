@@ -45,7 +45,7 @@ func TestPolicyLearn(t *testing.T) {
 	if out, status, err := run(t, "", "policy", "check", "--config", candidate); status != 0 {
 		t.Errorf("got %s, %v", out, err)
 	}
-	// What is flagged would be denied.
+	// A flagged request would be denied.
 	out, status, _ = run(t, "", "policy", "replay", "--config", candidate, "--fail-on", "denied", "-o", "json")
 	var r replay.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 1 || r.ByChange[replay.NewlyDenied] != 1 || r.Groups[0].Destination != "10.0.0.1:443" {

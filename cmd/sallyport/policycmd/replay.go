@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
@@ -37,8 +37,8 @@ func (r *recording) flags(c *cobra.Command) {
 }
 
 // query checks the flags.
-func (r *recording) query(cfg *config.Config) (audit.Query, error) {
-	q := audit.Query{Sandbox: r.sandbox}
+func (r *recording) query(cfg *config.Config) (auditlog.Query, error) {
+	q := auditlog.Query{Sandbox: r.sandbox}
 	if r.dir == "" {
 		r.dir = cfg.AuditDir()
 	}
@@ -60,10 +60,10 @@ func (r *recording) query(cfg *config.Config) (audit.Query, error) {
 const maxDamage = 20
 
 // decisions yields the decisions. Damage of the log is kept for the report.
-func (r *recording) decisions(cmd *cobra.Command, q audit.Query) iter.Seq2[policy.Recorded, error] {
+func (r *recording) decisions(cmd *cobra.Command, q auditlog.Query) iter.Seq2[policy.Recorded, error] {
 	return func(yield func(policy.Recorded, error) bool) {
 		for d, err := range recorded.Read(cmd.Context(), r.dir, q) {
-			var damage *audit.DamageError
+			var damage *auditlog.DamageError
 			if errors.As(err, &damage) {
 				if len(r.damage) < maxDamage {
 					r.damage = append(r.damage, damage.Error())
@@ -168,7 +168,7 @@ func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 const replayed = 1 << 17
 
 // replay decides what a query selects by a document.
-func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q audit.Query) (replay.Report, error) {
+func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q auditlog.Query) (replay.Report, error) {
 	doc.Policy.Cache = new(replayed) // it changes no answer, and no revision
 	p, err := engine.Compile(cmd.Context(), doc, engine.Options{Timeout: x.timeout})
 	if err != nil {

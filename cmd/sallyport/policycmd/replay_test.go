@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
@@ -23,7 +24,7 @@ func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
 	p, cfg, err := compiled(t.Context(), &cli.Globals{Source: config.Source{File: file}, Output: "text"})
 	must.OK(t, err)
-	log, err := audit.Open(cfg.AuditDir(), audit.Options{})
+	log, err := auditlog.Open(cfg.AuditDir(), auditlog.Options{})
 	must.OK(t, err)
 	defer log.Close()
 	for _, r := range requests {
@@ -121,7 +122,7 @@ func TestPolicyReplay(t *testing.T) {
 	replayed(2)
 }
 
-// What has to see a body is counted by its rule, and fails where that is asked for.
+// A decision that needs a body is counted by its rule, and fails where that is asked for.
 func TestPolicyReplayWithoutBodies(t *testing.T) {
 	_, file := clitest.Configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\n")
 	ids := recordedOf(t, file, "POST https://mcp.example.com/mcp", "GET https://mcp.example.com/mcp")

@@ -72,7 +72,7 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// What a sandbox says of itself and of its files is fit for a terminal however it is listed.
+// Text from a sandbox about itself and its files is fit for a terminal however it is listed.
 func TestListingsOfHostileText(t *testing.T) {
 	const text = "\x1b[2J\u009b2J\u202e\x7f\u200b"
 	info := sandbox.Info{Name: "a", State: sandbox.Failed, Reason: text, Lost: text}

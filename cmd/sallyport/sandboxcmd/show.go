@@ -29,6 +29,9 @@ func show(w io.Writer, i sandbox.Info) {
 			rows = append(rows, what+":\t"+terminal.Escape(text))
 		}
 	}
+	if p := i.Pod; p != nil {
+		say("pod", fmt.Sprintf("%s (%s)", p.Name, p.UID))
+	}
 	say("memory", i.Memory)
 	if s := i.Storage; s.Total() > 0 {
 		parts := []string{size.About(s.Disk) + " of disk"}

@@ -146,7 +146,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// What was flushed comes out before anything more goes in.
+// A flushed part comes out before anything more goes in.
 func TestFlushedPartsComeAtOnce(t *testing.T) {
 	for _, c := range codings {
 		for _, stacked := range []bool{false, true} {

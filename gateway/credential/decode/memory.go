@@ -13,8 +13,8 @@ const (
 	MaxShare  = 64 << 20  // of a Share
 )
 
-// waitTime is how long a body waits for others to end. What holds memory may be
-// stuck for longer: then who came later is told rather than left waiting.
+// waitTime is how long a body waits for others to end. A body that holds memory may be
+// stuck for longer: then a later one is told rather than left waiting.
 const waitTime = 5 * time.Second
 
 // ErrMemory is the error for a body that was not decoded because others hold all the

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -22,12 +20,12 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/scrub"
+	"sallyport/internal/roots"
 )
 
 const (
 	// maxAnswer is far more than a token endpoint says.
 	maxAnswer = 256 << 10
-	maxRoots  = 4 << 20
 	// maxSaid bounds what an error quotes of an endpoint, in bytes.
 	maxSaid = 300
 	// skew is how far this host's clock may be from an endpoint's before an error
@@ -44,27 +42,15 @@ var dialer = (&net.Dialer{Timeout: within}).DialContext
 // newClient returns a client that trusts the roots in a PEM file, the system's without
 // one, and that sends parameters as JSON if asked to.
 func newClient(rootsFile string, asJSON bool) (*client, error) {
-	var roots *x509.CertPool
-	if rootsFile != "" {
-		f, err := os.Open(rootsFile)
-		if err != nil {
-			return nil, fmt.Errorf("roots: %w", err)
-		}
-		defer f.Close()
-		text, err := io.ReadAll(io.LimitReader(f, maxRoots))
-		if err != nil {
-			return nil, fmt.Errorf("roots: %w", err)
-		}
-		roots = x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("roots: %s has no PEM certificate in it", rootsFile)
-		}
+	authorities, err := roots.Read(rootsFile)
+	if err != nil {
+		return nil, fmt.Errorf("roots: %w", err)
 	}
 	return &client{&http.Client{
 		Transport: &bounded{json: asJSON, RoundTripper: &http.Transport{
 			// Proxy is nil: the environment's is not asked.
 			DialContext:            dialer,
-			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities},
 			TLSHandshakeTimeout:    within,
 			ResponseHeaderTimeout:  within,
 			MaxResponseHeaderBytes: 64 << 10,

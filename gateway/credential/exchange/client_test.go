@@ -116,7 +116,7 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// What some servers want in place of a form.
+// The body that some servers want in place of a form.
 func TestJSONParameters(t *testing.T) {
 	server, roots := endpoint(t, func(w http.ResponseWriter, r *http.Request) {
 		text, _ := io.ReadAll(r.Body)

@@ -178,7 +178,7 @@ func TestRefreshTokenThatCannotBeKept(t *testing.T) {
 	if n := p.count(t); n != 2 {
 		t.Errorf("%d requests, want 2", n)
 	}
-	// What an operator sets meanwhile counts more.
+	// A secret that an operator sets meanwhile counts more.
 	kept.refuse = true
 	_, _ = s.Read(t.Context())
 	_, err = kept.Set("cred", secrets(map[string]string{"refreshToken": p.get(t, "/login?client=web", ""), "clientSecret": "secret"}))
@@ -213,7 +213,7 @@ func TestOneRequestForMany(t *testing.T) {
 	}
 }
 
-// What the provider says reaches the operator, and nothing of the secret does.
+// The provider's error reaches the operator, and nothing of the secret does.
 func TestOAuth2Refused(t *testing.T) {
 	p := startProvider(t)
 	const wrong = "a-client-secret-that-is-wrong"

@@ -19,27 +19,24 @@ const keysFile = ".keys"
 
 // keys are the keys that secrets may be sealed with, the newest first.
 func (s *Store) keys() ([]*seal.Key, error) {
-	sealed, err := os.ReadFile(filepath.Join(s.dir, keysFile))
+	path := filepath.Join(s.dir, keysFile)
+	plain, err := durable.ReadSealed(path, s.key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []*seal.Key{s.key}, nil
 	}
 	if err != nil {
-		return nil, err
-	}
-	plain, err := s.key.Open(sealed)
-	if err != nil {
-		return nil, fmt.Errorf("%w; put %s back from its backup", err, filepath.Join(s.dir, keysFile))
+		return nil, fmt.Errorf("%w; put it back from its backup", err)
 	}
 	var keys []*seal.Key
 	for line := range strings.Lines(string(plain)) {
 		key, ok := seal.Parse(line)
 		if !ok {
-			return nil, fmt.Errorf("%w: %s; put it back from its backup", seal.ErrDamaged, filepath.Join(s.dir, keysFile))
+			return nil, fmt.Errorf("%w: %s; put it back from its backup", seal.ErrDamaged, path)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%w: %s is empty; put it back from its backup", seal.ErrDamaged, filepath.Join(s.dir, keysFile))
+		return nil, fmt.Errorf("%w: %s is empty; put it back from its backup", seal.ErrDamaged, path)
 	}
 	return keys, nil
 }
@@ -49,11 +46,7 @@ func (s *Store) writeKeys(keys ...*seal.Key) error {
 	for _, k := range keys {
 		text.WriteString(k.Text() + "\n")
 	}
-	sealed, err := s.key.Seal([]byte(text.String()))
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(filepath.Join(s.dir, keysFile), sealed, 0o600)
+	return durable.WriteSealed(filepath.Join(s.dir, keysFile), s.key, []byte(text.String()))
 }
 
 // sealed seals with the newest key.

@@ -55,6 +55,7 @@ func (s *Source) Read(context.Context) (credential.Material, error) {
 	fields := make(map[string]credential.Secret, len(r.Fields))
 	for field, value := range r.Fields {
 		fields[field] = credential.NewSecret(string(value))
+		clear(value)
 	}
 	s.seen, s.changes = now, changes
 	s.material = credential.Material{Fields: fields, Version: strconv.FormatUint(r.Version, 10)}

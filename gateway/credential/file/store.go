@@ -269,6 +269,7 @@ func (s *Store) load(name string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer clear(plain)
 	var r record
 	if err := json.Unmarshal(plain, &r); err != nil || r.Name != name {
 		// The cause is left out: it can quote the content.

@@ -418,7 +418,7 @@ func TestRotateKey(t *testing.T) {
 			}
 		}
 	}
-	// What was sealed with the old key opens no more.
+	// A file sealed with the old key opens no more.
 	must.OK(t, os.WriteFile(filepath.Join(folder, "a.age"), []byte(before), 0o600))
 	if _, err := open(t, dir).Source("a").Read(t.Context()); !errors.Is(err, credential.ErrUnavailable) {
 		t.Errorf("a file of before the rotation: %v", err)

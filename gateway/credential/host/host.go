@@ -31,7 +31,7 @@ var taken struct {
 type Env struct{ name string }
 
 // NewEnv takes the variable out of the process's environment, so that no process that it
-// starts later has it. What was taken once is there for a later Env of the name.
+// starts later has it. A variable that was taken once is there for a later Env of the name.
 func NewEnv(name string) *Env {
 	taken.Lock()
 	defer taken.Unlock()

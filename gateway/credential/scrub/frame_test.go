@@ -197,8 +197,8 @@ func TestFramesCut(t *testing.T) {
 	}
 }
 
-// What has been decided goes out before more comes in: a message at its end, a
-// control frame at once, and of a frame all but its tail.
+// The decided part goes out before more comes in: a message at its end, a control frame at
+// once, and of a frame all but its tail.
 func TestFramesStream(t *testing.T) {
 	in, out := io.Pipe()
 	hits := 0
@@ -250,7 +250,7 @@ func FuzzWebSocketScrub(f *testing.F) {
 	f.Fuzz(func(t *testing.T, secret string, hostile []byte, seed uint64) {
 		secret = strings.TrimSpace(secret)
 		if len(secret) < scrub.MinLength || len(secret) > 100 {
-			t.Skip()
+			t.Skip("no secret of a length that is tried")
 		}
 		s := newSpeller(seed)
 		scrubber := scrubber(secret)

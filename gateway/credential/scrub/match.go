@@ -6,7 +6,7 @@ import "math/bits"
 //
 // From the end of a text to its beginning it works out for each place from which bytes
 // of the patterns on they are there up to their ends: one bit for each byte, all at
-// once. What that takes depends on how long the patterns are and on where the text has
+// once. The time that it takes depends on how long the patterns are and on where the text has
 // escapes, not on what of the patterns is in it.
 //
 // It takes letters of either case for one.

@@ -165,7 +165,7 @@ func FuzzGRPCScrub(f *testing.F) {
 	f.Fuzz(func(t *testing.T, secret string, hostile []byte, seed uint64) {
 		secret = strings.TrimSpace(secret)
 		if len(secret) < scrub.MinLength || len(secret) > 100 {
-			t.Skip()
+			t.Skip("no secret of a length that is tried")
 		}
 		s := newSpeller(seed)
 		encoding := []string{"gzip", "deflate", "br", "zstd"}[s.IntN(4)]
@@ -180,7 +180,7 @@ func FuzzGRPCScrub(f *testing.F) {
 			}
 			body = append(body, m.bytes()...)
 		}
-		// What comes after is whatever it is.
+		// The rest may be anything.
 		for at := 0; at < len(hostile) && !broken; {
 			rest := hostile[at:]
 			size := -1

@@ -58,9 +58,9 @@ func shape(read func(io.Reader) io.Reader, pieces []string, end error) (seen, te
 	}
 }
 
-// What goes out, when, and how it ends is the same whatever the secret is, as long
-// as it has the same length and is not in the text as a whole. Who writes the text
-// knows all of the secret but its end.
+// The output, its times and its end are the same whatever the secret is, as long as it has the
+// same length and is not in the text as a whole. The author of the text knows all of the
+// secret but its end.
 func TestNothingTellsAPart(t *testing.T) {
 	broken := errors.New("reset")
 	kinds := map[string]struct {
@@ -169,9 +169,9 @@ func TestNothingTellsAPart(t *testing.T) {
 	}
 }
 
-// A text that has a secret's beginning, with what makes that long to read on from,
-// takes no longer than one with another beginning. It took ten times as long. What is
-// compared is the processor's time of this thread: other processes take none of it.
+// A text that has a secret's beginning, with what makes that long to read on from, takes no
+// longer than one with another beginning. It took ten times as long. The times compared are
+// the processor's of this thread: other processes take none of it.
 func TestTimeTellsNoBeginning(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -245,7 +245,7 @@ func FuzzSpellings(f *testing.F) {
 	f.Fuzz(func(t *testing.T, secret string, filler []byte, seed uint64) {
 		trimmed := strings.TrimSpace(secret)
 		if len(trimmed) < scrub.MinLength || len(secret) > 48 || len(filler) > 96 || strings.ContainsFunc(secret, func(r rune) bool { return r >= 0x80 }) {
-			t.Skip()
+			t.Skip("no secret of a length that is tried")
 		}
 		body := newSpeller(seed).body(trimmed, filler)
 		got, hits := scrubbed(t, scrubber(secret), newCutter(body, seed))

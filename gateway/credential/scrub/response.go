@@ -29,7 +29,7 @@ var errPart = errors.New("it is a part of a body")
 // The error wraps ErrHidden, or [decode.ErrMemory]: for a coding that [decode.NewReader] does not know,
 // an RPC's message encoding that is none of these either, and a part of a body
 // (206), which may hold a part of a secret. The body is the caller's to close
-// then. What turns out to be damaged ends in an error from the body's Read: the
+// then. A body that turns out to be damaged ends in an error from the body's Read: the
 // sandbox must not take it for complete.
 //
 // While there is nothing to look for, what cannot be searched is passed as by Pass.

@@ -52,7 +52,7 @@ const (
 var classes = []struct {
 	length, window int
 	hex            bool
-}{{MinLength, 8, false}, {16, 12, false}, {32, 16, false}, {16, 16, true}, {2*16 - (wrap - 1), 24, true}}
+}{{MinLength, 8, false}, {16, 12, false}, {32, 16, false}, {16, 16, true}, {2*16 - (wrap - 1), longWindow, true}}
 
 // class returns which a pattern is of whose anchor has a length.
 func (p *pattern) class(length int) int {
@@ -64,7 +64,8 @@ func (p *pattern) class(length int) int {
 }
 
 const (
-	maxStep = 24
+	maxStep    = 24
+	longWindow = 24
 	// leastNear makes the shortest run in which a pattern is looked for without its
 	// escapes 21 bytes long, 33 of hexadecimal; taken less after what is known.
 	leastNear = 4
@@ -79,7 +80,7 @@ type anchor struct {
 }
 
 // anchor returns the last run of plain characters that is long enough or else as long
-// as any, or all of the pattern. What is known at its ends is no part of it.
+// as any, or all of the pattern. Text that is known at its ends is no part of it.
 func (p *pattern) anchor() (a anchor) {
 	from, to := p.known.head, len(p.text)-p.known.tail
 	if to-from < MinLength {
@@ -162,31 +163,16 @@ func (x *scan) add(pattern uint16, text string, to int) {
 // hash is that of a window. It is made of products of 128 bits, as wyhash is, so
 // that each bit of the seed changes all.
 func (x *scan) hash(w []byte) uint64 {
-	switch x.window {
-	case 8:
-		return hash8((*[8]byte)(w), x.seed[0], x.seed[1])
-	case 12:
-		return hash12((*[12]byte)(w), x.seed[0], x.seed[1])
-	case 16:
-		return hash16((*[16]byte)(w), x.seed[0], x.seed[1])
-	default:
-		return hash24((*[24]byte)(w), x.seed[0], x.seed[1])
+	if x.window == longWindow {
+		return hashLong((*[longWindow]byte)(w), x.seed[0], x.seed[1])
 	}
+	return hash(w, w[x.window-8:], x.seed[0], x.seed[1])
 }
 
-func hash8(w *[8]byte, a, b uint64) uint64 {
-	return product(word(w[:])^a, b)
-}
+// hash is of a window of 8 to 16 bytes, by its first and its last 8.
+func hash(first, last []byte, a, b uint64) uint64 { return product(word(first)^a, word(last)^b) }
 
-func hash12(w *[12]byte, a, b uint64) uint64 {
-	return product(word(w[:8])^a, word(w[4:])^b)
-}
-
-func hash16(w *[16]byte, a, b uint64) uint64 {
-	return product(word(w[:8])^a, word(w[8:])^b)
-}
-
-func hash24(w *[24]byte, a, b uint64) uint64 {
+func hashLong(w *[longWindow]byte, a, b uint64) uint64 {
 	return product(product(word(w[:8])^a, word(w[8:16])^b)^word(w[16:]), a)
 }
 
@@ -198,72 +184,27 @@ func product(a, b uint64) uint64 {
 }
 
 // next returns where the next window ends that there may be, of every step-th from the
-// one on that ends at a place, and its hash. It counts those that it looks up.
+// one on that ends at a place, and its hash. It counts those that it looks up. The two loops
+// differ in the hash alone, which has to be inlined.
 func (x *scan) next(data []byte, at, step int, windows *int) (int, uint64) {
-	n, h := *windows, uint64(0)
-	switch x.window {
-	case 8:
-		at, n, h = x.next8(data, at, step, n)
-	case 12:
-		at, n, h = x.next12(data, at, step, n)
-	case 16:
-		at, n, h = x.next16(data, at, step, n)
-	default:
-		at, n, h = x.next24(data, at, step, n)
-	}
-	*windows = n
-	return at, h
-}
-
-// next8, next12, next16 and next24 do it for one length. The hash is all in which they differ:
-// it has to be inlined.
-
-func (x *scan) next8(data []byte, at, step, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
-	for ; at <= len(data); at += step {
-		windows++
-		h := hash8((*[8]byte)(data[at-8:at]), seed0, seed1)
-		if some[h>>shift]>>(h&63)&1 != 0 {
-			return at, windows, h
+	a, b, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
+	window, from := x.window, at
+	if window == longWindow {
+		for ; at <= len(data); at += step {
+			if h := hashLong((*[longWindow]byte)(data[at-longWindow:at]), a, b); some[h>>shift]>>(h&63)&1 != 0 {
+				*windows += (at-from)/step + 1
+				return at, h
+			}
 		}
 	}
-	return at, windows, 0
-}
-
-func (x *scan) next12(data []byte, at, step, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
 	for ; at <= len(data); at += step {
-		windows++
-		h := hash12((*[12]byte)(data[at-12:at]), seed0, seed1)
-		if some[h>>shift]>>(h&63)&1 != 0 {
-			return at, windows, h
+		if h := hash(data[at-window:at], data[at-8:at], a, b); some[h>>shift]>>(h&63)&1 != 0 {
+			*windows += (at-from)/step + 1
+			return at, h
 		}
 	}
-	return at, windows, 0
-}
-
-func (x *scan) next16(data []byte, at, step, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
-	for ; at <= len(data); at += step {
-		windows++
-		h := hash16((*[16]byte)(data[at-16:at]), seed0, seed1)
-		if some[h>>shift]>>(h&63)&1 != 0 {
-			return at, windows, h
-		}
-	}
-	return at, windows, 0
-}
-
-func (x *scan) next24(data []byte, at, step, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
-	for ; at <= len(data); at += step {
-		windows++
-		h := hash24((*[24]byte)(data[at-24:at]), seed0, seed1)
-		if some[h>>shift]>>(h&63)&1 != 0 {
-			return at, windows, h
-		}
-	}
-	return at, windows, 0
+	*windows += (at - from) / step
+	return at, 0
 }
 
 // with calls found for each pattern that has a window of a hash.

@@ -121,8 +121,8 @@ func TestScrubStreams(t *testing.T) {
 	}
 }
 
-// What was broken into lines is found wherever its lines come apart, and so are the
-// lines of a value that has some.
+// A secret broken into lines is found wherever they come apart, and so are the lines of a
+// value that has some.
 func TestScrubLines(t *testing.T) {
 	const secret = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"
 	key := "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0\nBAQEFAASCBKcwggSjAgEAAo\n-----END KEY-----"
@@ -168,7 +168,7 @@ func FuzzScrub(f *testing.F) {
 	f.Add(`pass"wörd/+&`, "\x00\x01\x02\x03\x04\x05\x06\x07", uint64(3), []byte("%2"))
 	f.Fuzz(func(t *testing.T, a, b string, seed uint64, filler []byte) {
 		if len(a) < scrub.MinLength || len(b) < scrub.MinLength || len(a)+len(b)+len(filler) > 1024 || strings.Trim(a, "*") == "" || strings.Trim(b, "*") == "" {
-			t.Skip()
+			t.Skip("no secret of a length that is tried")
 		}
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		var body []byte

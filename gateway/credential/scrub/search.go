@@ -167,7 +167,7 @@ func (s *search) verify() {
 }
 
 // around finds loose patterns wherever the text has something that begins an escape,
-// as far as the patterns reach. What has none in it is found by its end.
+// as far as the patterns reach. A pattern that has none in it is found by its end.
 func (s *search) around() {
 	m, ahead := s.loose, ahead{data: s.data}
 	from, to := 0, 0

@@ -104,9 +104,8 @@ func TestScrubSpellings(t *testing.T) {
 	}
 }
 
-// In base64 the bytes around a secret share a digit with it, and a few digits
-// before the end of a line are not taken for it. What is left must tell no more
-// of two secrets than that.
+// In base64 the bytes around a secret share a digit with it, and a few digits before the end
+// of a line are not taken for it. The rest must tell no more of two secrets than that.
 func TestScrubBase64(t *testing.T) {
 	wrap := func(end string, width int) func(string) string {
 		return func(text string) string {

@@ -101,7 +101,7 @@ func TestUseAmidstFragment(t *testing.T) {
 	}
 }
 
-// What cannot be decoded is passed, searched as it is.
+// A body that cannot be decoded is passed, searched as it is.
 func TestPass(t *testing.T) {
 	pack := func(s string) string {
 		var b strings.Builder

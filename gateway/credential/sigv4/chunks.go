@@ -28,8 +28,7 @@ const maxTrailer = 8 << 10
 // says.
 var ErrChunks = errors.New("the body is not aws-chunked as the request says")
 
-// chunks signs a body in aws-chunked form anew. What it reads and gives have the same
-// length.
+// chunks signs a body in aws-chunked form anew. It gives as many bytes as it reads.
 type chunks struct {
 	*signer
 	source  io.ReadCloser
@@ -111,7 +110,7 @@ func (c *chunks) next() error {
 // end signs the trailers.
 func (c *chunks) end() error {
 	const name = "x-amz-trailer-signature:"
-	var signed strings.Builder
+	var signed bytes.Buffer
 	for {
 		line, err := c.line()
 		if err != nil {
@@ -130,7 +129,7 @@ func (c *chunks) end() error {
 		signed.WriteString(strings.ToLower(strings.TrimSpace(key)) + ":" + strings.TrimSpace(value) + "\n")
 		c.out.WriteString(line + "\r\n")
 	}
-	signature, err := c.sign(V4+"-TRAILER", c.prev, hash(signed.String()))
+	signature, err := c.sign(V4+"-TRAILER", c.prev, hash(signed.Bytes()))
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package sigv4
 
 import (
+	"cmp"
 	"net/url"
 	"slices"
 	"strings"
@@ -15,6 +16,10 @@ type parameter struct {
 }
 
 func readQuery(raw string) (q query) {
+	if raw == "" {
+		return nil
+	}
+	q = make(query, 0, strings.Count(raw, "&")+1)
 	for part := range strings.SplitSeq(raw, "&") {
 		if part == "" {
 			continue
@@ -27,6 +32,9 @@ func readQuery(raw string) (q query) {
 
 // decode takes what cannot be decoded as it is.
 func decode(text string) string {
+	if !strings.ContainsAny(text, "%+") {
+		return text
+	}
 	if plain, err := url.QueryUnescape(text); err == nil {
 		return plain
 	}
@@ -37,31 +45,34 @@ func (q *query) add(name, value string) { *q = append(*q, parameter{name, value,
 
 // String is the query as it is sent, in the one spelling in which it is signed.
 func (q query) String() string {
-	parts := make([]string, len(q))
+	var b strings.Builder
 	for i, p := range q {
-		if parts[i] = encode(p.name, ""); !p.bare {
-			parts[i] += "=" + encode(p.value, "")
+		if i > 0 {
+			b.WriteByte('&')
+		}
+		b.WriteString(encode(p.name, ""))
+		if !p.bare {
+			b.WriteByte('=')
+			b.WriteString(encode(p.value, ""))
 		}
 	}
-	return strings.Join(parts, "&")
+	return b.String()
 }
 
-// canonical is the query as it is signed.
-func (q query) canonical() string {
-	type pair struct{ name, value string }
-	pairs := make([]pair, len(q))
+// canonical adds the query as it is signed.
+func (q query) canonical(text []byte) []byte {
+	pairs := make(query, len(q))
 	for i, p := range q {
-		pairs[i] = pair{encode(p.name, ""), encode(p.value, "")}
+		pairs[i] = parameter{name: encode(p.name, ""), value: encode(p.value, "")}
 	}
-	slices.SortFunc(pairs, func(a, b pair) int {
-		if a.name != b.name {
-			return strings.Compare(a.name, b.name)
-		}
-		return strings.Compare(a.value, b.value)
+	slices.SortFunc(pairs, func(a, b parameter) int {
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.value, b.value))
 	})
-	parts := make([]string, len(pairs))
 	for i, p := range pairs {
-		parts[i] = p.name + "=" + p.value
+		if i > 0 {
+			text = append(text, '&')
+		}
+		text = append(append(append(text, p.name...), '='), p.value...)
 	}
-	return strings.Join(parts, "&")
+	return text
 }

@@ -9,6 +9,7 @@
 package sigv4
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/hmac"
@@ -16,7 +17,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
+	stdhash "hash"
 	"math/big"
 	"net/http"
 	"path"
@@ -25,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 // Algorithms.
@@ -63,7 +65,13 @@ type Keys struct {
 	once sync.Once
 	key  *ecdsa.PrivateKey // of V4a
 	err  error
+
+	mu     sync.Mutex
+	scopes map[string]*sync.Pool // of HMACs with the keys of V4 that were derived, by their scopes
 }
+
+// maxScopes bounds Keys.scopes: a sandbox may choose the region and the service.
+const maxScopes = 32
 
 // ErrUnsigned is the error of Parse for a request without a signature.
 var ErrUnsigned = errors.New("the request has no signature of AWS")
@@ -71,7 +79,6 @@ var ErrUnsigned = errors.New("the request has no signature of AWS")
 // Parse reads how a request is signed. It checks no signature.
 func Parse(r *http.Request) (f Form, err error) {
 	var credential, headers string
-	query := r.URL.Query()
 	if auth := r.Header.Get("Authorization"); strings.HasPrefix(auth, "AWS4-") {
 		algorithm, rest, _ := strings.Cut(auth, " ")
 		f.Algorithm = algorithm
@@ -84,7 +91,9 @@ func Parse(r *http.Request) (f Form, err error) {
 			}
 		}
 		f.Region = r.Header.Get("X-Amz-Region-Set")
-	} else if query.Has("X-Amz-Algorithm") {
+	} else if !strings.Contains(r.URL.RawQuery, "X-Amz-Algorithm=") { // no SDK writes it in another way
+		return f, ErrUnsigned
+	} else if query := r.URL.Query(); query.Has("X-Amz-Algorithm") {
 		f.Query, f.Algorithm, f.Region = true, query.Get("X-Amz-Algorithm"), query.Get("X-Amz-Region-Set")
 		credential, headers = query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders")
 		if f.Expires, err = strconv.Atoi(query.Get("X-Amz-Expires")); err != nil || f.Expires < 1 {
@@ -103,8 +112,20 @@ func Parse(r *http.Request) (f Form, err error) {
 	default:
 		return f, errors.New("the request's signature is not one of SigV4 or SigV4a")
 	}
+	if !named(f.Service, "") || !named(f.Region, "*,") {
+		return f, errors.New("the request is signed for a service or a region that no name can be of")
+	}
 	f.Headers = strings.Split(strings.ToLower(headers), ";")
 	return f, nil
+}
+
+// named tells whether a text can be the name of a service or a region, with some
+// characters besides. The date, the region and the service that a signature is for stand
+// between separators in it.
+func named(text, also string) bool {
+	return text != "" && len(text) <= 256 && !strings.ContainsFunc(text, func(c rune) bool {
+		return c > unicode.MaxASCII || !unreserved(byte(c)) && !strings.ContainsRune(also, c)
+	})
 }
 
 // parameters are those that a signature in the query consists of.
@@ -124,30 +145,33 @@ func (k *Keys) Sign(r *http.Request, f Form, payload string, now time.Time) (sig
 	if f.Query {
 		r.URL.RawQuery += "&X-Amz-Signature=" + signature
 	} else {
-		r.Header.Set("Authorization", fmt.Sprintf("%s Credential=%s/%s, SignedHeaders=%s, Signature=%s", f.Algorithm, k.ID, s.scope, names, signature))
+		r.Header["Authorization"] = []string{f.Algorithm + " Credential=" + k.ID + "/" + s.scope + ", SignedHeaders=" + names + ", Signature=" + signature}
 	}
 	return signature, nil
 }
 
 // prepare makes a request what it is to be but for its signature, and returns the text of
 // it that is signed, and the names of the headers in that.
-func (k *Keys) prepare(r *http.Request, s *signer, f Form, payload string) (request, names string) {
+func (k *Keys) prepare(r *http.Request, s *signer, f Form, payload string) (request []byte, names string) {
 	for _, name := range []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token", "X-Amz-Region-Set"} {
-		r.Header.Del(name)
+		delete(r.Header, name)
 	}
 	q := slices.DeleteFunc(readQuery(r.URL.RawQuery), func(p parameter) bool {
-		return slices.ContainsFunc(parameters, func(name string) bool { return strings.EqualFold(name, p.name) })
+		const prefix = "x-amz-"
+		return len(p.name) > len(prefix) && strings.EqualFold(p.name[:len(prefix)], prefix) &&
+			slices.ContainsFunc(parameters, func(name string) bool { return strings.EqualFold(name, p.name) })
 	})
 	if !f.Query {
-		r.Header.Set("X-Amz-Date", s.time)
+		r.Header["X-Amz-Date"] = []string{s.time}
 		if k.Session != "" {
-			r.Header.Set("X-Amz-Security-Token", k.Session)
+			r.Header["X-Amz-Security-Token"] = []string{k.Session}
 		}
 		if f.Algorithm == V4a {
-			r.Header.Set("X-Amz-Region-Set", f.Region)
+			r.Header["X-Amz-Region-Set"] = []string{f.Region}
 		}
 	}
-	names, headers := canonicalHeaders(r, f.Headers)
+	signed, headers := canonicalHeaders(r, f.Headers)
+	names = string(signed)
 	if f.Query {
 		q.add("X-Amz-Algorithm", f.Algorithm)
 		q.add("X-Amz-Credential", k.ID+"/"+s.scope)
@@ -161,12 +185,19 @@ func (k *Keys) prepare(r *http.Request, s *signer, f Form, payload string) (requ
 			q.add("X-Amz-Region-Set", f.Region)
 		}
 	}
-	sent, canonical := paths(r.URL.EscapedPath(), f.Service)
-	if r.URL.EscapedPath() != sent {
+	escaped := r.URL.EscapedPath()
+	sent, canonical := paths(escaped, f.Service)
+	if escaped != sent {
 		r.URL.RawPath = sent // another spelling of the same path
 	}
 	r.URL.RawQuery = q.String()
-	return strings.Join([]string{r.Method, canonical, q.canonical(), headers, names, payload}, "\n"), names
+	request = make([]byte, 0, 128+len(canonical)+len(r.URL.RawQuery)+len(headers)+len(names))
+	for _, line := range []string{r.Method, canonical} {
+		request = append(append(request, line...), '\n')
+	}
+	request = append(append(q.canonical(request), '\n'), headers...)
+	request = append(append(append(request, '\n'), names...), '\n')
+	return append(request, payload...), names
 }
 
 // signer signs texts at one time for one scope.
@@ -174,33 +205,52 @@ type signer struct {
 	keys        *Keys
 	algorithm   string
 	time, scope string
-	hmac        []byte // the key, of V4
+	hmacs       *sync.Pool // with the key, of V4
 }
 
 func (k *Keys) signer(f Form, now time.Time) *signer {
 	now = now.UTC()
-	day := now.Format(dayFormat)
 	s := &signer{keys: k, algorithm: f.Algorithm, time: now.Format(timeFormat)}
+	day := s.time[:len(dayFormat)]
 	if f.Algorithm == V4a {
-		s.scope = strings.Join([]string{day, f.Service, end}, "/")
+		s.scope = day + "/" + f.Service + "/" + end
 		return s
 	}
-	s.scope = strings.Join([]string{day, f.Region, f.Service, end}, "/")
-	s.hmac = mac(mac(mac(mac([]byte("AWS4"+k.Secret), day), f.Region), f.Service), end)
+	s.scope = day + "/" + f.Region + "/" + f.Service + "/" + end
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.hmacs = k.scopes[s.scope]; s.hmacs != nil {
+		return s
+	}
+	key := mac(mac(mac(mac([]byte("AWS4"+k.Secret), day), f.Region), f.Service), end)
+	s.hmacs = &sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}
+	if k.scopes == nil || len(k.scopes) >= maxScopes {
+		k.scopes = make(map[string]*sync.Pool)
+	}
+	k.scopes[s.scope] = s.hmacs
 	return s
 }
 
 // sign signs lines under the name of what they are.
 func (s *signer) sign(what string, lines ...string) (string, error) {
-	text := strings.Join(append([]string{what, s.time, s.scope}, lines...), "\n")
+	text := make([]byte, 0, 384)
+	text = append(append(append(append(append(text, what...), '\n'), s.time...), '\n'), s.scope...)
+	for _, line := range lines {
+		text = append(append(text, '\n'), line...)
+	}
 	if s.algorithm == V4 {
-		return hex.EncodeToString(mac(s.hmac, text)), nil
+		h := s.hmacs.Get().(stdhash.Hash)
+		defer s.hmacs.Put(h)
+		h.Reset()
+		h.Write(text)
+		var sum [sha256.Size]byte
+		return hexed([sha256.Size]byte(h.Sum(sum[:0]))), nil
 	}
 	key, err := s.keys.ecdsa()
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256([]byte(text))
+	sum := sha256.Sum256(text)
 	signature, err := ecdsa.SignASN1(rand.Reader, key, sum[:])
 	return hex.EncodeToString(signature), err
 }
@@ -230,45 +280,82 @@ func mac(key []byte, text string) []byte {
 	return h.Sum(nil)
 }
 
-func hash[T string | []byte](text T) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])
+func hash(text []byte) string {
+	return hexed(sha256.Sum256(text))
+}
+
+// hexed is hex.EncodeToString with one allocation.
+func hexed(sum [sha256.Size]byte) string {
+	var text [2 * sha256.Size]byte
+	hex.Encode(text[:], sum[:])
+	return string(text[:])
 }
 
 // canonicalHeaders are the names and lines of what is signed: host, x-amz-*, and what else
 // is listed and there.
-func canonicalHeaders(r *http.Request, listed []string) (names, lines string) {
-	values := map[string]string{"host": hostOf(r)}
-	if slices.Contains(listed, "content-length") && r.ContentLength > 0 {
-		values["content-length"] = strconv.FormatInt(r.ContentLength, 10)
-	}
-	keys := make([]string, 0, len(r.Header))
+func canonicalHeaders(r *http.Request, listed []string) (names, lines []byte) {
+	type line struct{ name, key string }
+	all := make([]line, 0, len(r.Header)+2)
 	for key := range r.Header {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
 		name := strings.ToLower(key)
-		if name == "host" || name == "content-length" || !strings.HasPrefix(name, "x-amz-") && !slices.Contains(listed, name) {
+		if name != "host" && name != "content-length" && (strings.HasPrefix(name, "x-amz-") || slices.Contains(listed, name)) {
+			all = append(all, line{name, key})
+		}
+	}
+	all = append(all, line{name: "host"})
+	if slices.Contains(listed, "content-length") && r.ContentLength > 0 {
+		all = append(all, line{name: "content-length"})
+	}
+	slices.SortFunc(all, func(a, b line) int {
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.key, b.key))
+	})
+	signed, text := make([]byte, 0, 128), make([]byte, 0, 384)
+	for i, l := range all {
+		again := i > 0 && all[i-1].name == l.name // in other letters
+		if again {
+			text[len(text)-1] = ','
+		} else {
+			if i > 0 {
+				signed = append(signed, ';')
+			}
+			signed = append(signed, l.name...)
+			text = append(append(text, l.name...), ':')
+		}
+		switch {
+		case l.name == "host":
+			text = append(text, hostOf(r)...)
+		case l.name == "content-length":
+			text = strconv.AppendInt(text, r.ContentLength, 10)
+		default:
+			for j, v := range r.Header[l.key] {
+				if j > 0 {
+					text = append(text, ',')
+				}
+				text = appendTrimmed(text, v)
+			}
+		}
+		text = append(text, '\n')
+	}
+	return signed, text
+}
+
+// appendTrimmed adds a header's value with each run of white space (RFC 9110, section
+// 5.6.3) made one space, and none around it.
+func appendTrimmed(text []byte, value string) []byte {
+	space, begun := false, false
+	for i := range len(value) {
+		c := value[i]
+		if c == ' ' || c == '\t' {
+			space = begun
 			continue
 		}
-		for i, v := range r.Header[key] {
-			if _, more := values[name]; more || i > 0 {
-				values[name] += ","
-			}
-			values[name] += strings.Join(strings.Fields(v), " ")
+		if space {
+			text = append(text, ' ')
 		}
+		space, begun = false, true
+		text = append(text, c)
 	}
-	all := make([]string, 0, len(values))
-	for name := range values {
-		all = append(all, name)
-	}
-	slices.Sort(all)
-	var b strings.Builder
-	for _, name := range all {
-		b.WriteString(name + ":" + values[name] + "\n")
-	}
-	return strings.Join(all, ";"), b.String()
+	return text
 }
 
 func hostOf(r *http.Request) string {
@@ -300,14 +387,27 @@ func paths(escaped, service string) (sent, canonical string) {
 
 // encode encodes all but RFC 3986's unreserved characters and some others.
 func encode(text, others string) string {
-	var b strings.Builder
-	for i := range len(text) {
-		c := text[i]
-		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~", c) >= 0 || strings.IndexByte(others, c) >= 0 {
-			b.WriteByte(c)
+	const digits = "0123456789ABCDEF"
+	clean := func(c byte) bool { return unreserved(c) || strings.IndexByte(others, c) >= 0 }
+	first := 0
+	for first < len(text) && clean(text[first]) {
+		first++
+	}
+	if first == len(text) {
+		return text
+	}
+	b := append(make([]byte, 0, len(text)+32), text[:first]...)
+	for i := first; i < len(text); i++ {
+		if c := text[i]; clean(c) {
+			b = append(b, c)
 		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
+			b = append(b, '%', digits[c>>4], digits[c&0xf])
 		}
 	}
-	return b.String()
+	return string(b)
+}
+
+// unreserved are the characters of RFC 3986, section 2.3.
+func unreserved(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '.' || c == '_' || c == '~'
 }

@@ -10,7 +10,6 @@ package vault
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 	"time"
 
@@ -28,6 +26,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
 	"sallyport/internal/hostname"
+	"sallyport/internal/roots"
 	"sallyport/policy"
 )
 
@@ -61,14 +60,14 @@ func New(c config.Vault, log *slog.Logger) (*Client, error) {
 	if n := strings.Trim(c.Namespace, "/"); n != "" && !policy.VaultPath(n) {
 		return nil, fmt.Errorf("vault.namespace: %q is not the path of a namespace", c.Namespace)
 	}
-	roots, err := readRoots(c.Roots)
+	authorities, err := roots.Read(c.Roots)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("vault.roots: %w", err)
 	}
 	transport := &http.Transport{
 		// Proxy is nil: the environment's is not asked.
 		DialContext:           (&net.Dialer{Timeout: perTry}).DialContext,
-		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities},
 		TLSHandshakeTimeout:   perTry,
 		ResponseHeaderTimeout: perTry,
 		ForceAttemptHTTP2:     true,
@@ -99,22 +98,6 @@ func checkAddress(address string) error {
 		return fmt.Errorf("vault.address %s must be https: secrets do not travel in clear (http is for loopback only)", address)
 	}
 	return nil
-}
-
-// readRoots returns nil, for the system's, without a file.
-func readRoots(file string) (*x509.CertPool, error) {
-	if file == "" {
-		return nil, nil
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("vault.roots: %w", err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("vault.roots: %s has no PEM certificate in it", file)
-	}
-	return roots, nil
 }
 
 // newAPI returns the API client that with copies.
@@ -152,7 +135,17 @@ func (v *Client) with(token string) (*api.Client, error) {
 	client.SetToken(token)
 	// Or VAULT_WRAP_TTL would have the answers wrapped.
 	client.SetWrappingLookupFunc(func(string, string) string { return "" })
-	return client, nil
+	return client.WithResponseCallbacks(notAstray), nil
+}
+
+// astray is the status of an answer that leads elsewhere once more than the API client
+// follows, which the client takes for a success. No server answers with it.
+const astray = -1
+
+func notAstray(r *api.Response) {
+	if r.StatusCode >= 300 && r.StatusCode < 400 {
+		r.StatusCode = astray
+	}
 }
 
 // limited bounds the bodies of responses.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/vault/api"
@@ -57,11 +58,10 @@ type own struct {
 	lease   string // ID; empty where Vault gave none
 	renews  bool
 	life    time.Duration
-	issuer  int // of the token: see session.serial
+	issuer  int64 // of the token: see session.serial
 	discard bool
 
-	state sync.Mutex
-	ended bool
+	ended atomic.Bool
 }
 
 // TTL makes the Broker keep it until it expires.
@@ -76,27 +76,19 @@ func (o *own) Discard(version string) {
 
 // End has the leases revoked.
 func (o *own) End() {
-	o.state.Lock()
-	o.ended = true
-	o.state.Unlock()
+	o.ended.Store(true)
 	o.engine.leases.end(func(l *Lease) bool {
 		return l.Credential == o.engine.name && l.Sandbox == o.sandbox && l.client == o.engine.client
 	})
 }
 
-func (o *own) hasEnded() bool {
-	o.state.Lock()
-	defer o.state.Unlock()
-	return o.ended
-}
-
-// Read renews what there is, or makes another. What it replaces is not revoked before
-// the sandbox ends, since requests may be using it, but for what was discarded, which is
-// revoked after discardedFor.
+// Read renews what there is, or makes another. The one that it replaces is not
+// revoked before the sandbox ends, since requests may be using it, but for one that was
+// discarded, which is revoked after discardedFor.
 func (o *own) Read(ctx context.Context) (credential.Material, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.hasEnded() {
+	if o.ended.Load() {
 		return credential.Material{}, fmt.Errorf("%w: the sandbox has ended", credential.ErrUnavailable)
 	}
 	if o.lease != "" && o.renews && !o.discard && o.issuer == o.engine.client.auth.serial() && time.Now().Before(o.last.Expires) {
@@ -205,11 +197,9 @@ func (o *own) make(ctx context.Context) error {
 		e.leases.retire(got.LeaseID, 0)
 		return err
 	}
-	if got.LeaseID != "" {
-		if o.hasEnded() { // while Vault was asked
-			o.End()
-			return fmt.Errorf("%w: the sandbox has ended", credential.ErrUnavailable)
-		}
+	if got.LeaseID != "" && o.ended.Load() { // while Vault was asked
+		o.End()
+		return fmt.Errorf("%w: the sandbox has ended", credential.ErrUnavailable)
 	}
 	if m.Expires.IsZero() { // it never ends: it is asked for again like what is kept
 		m.Expires, m.Ends = asked.Add(ttl), asked.Add(longestLife)
@@ -245,10 +235,13 @@ func (e *Engine) fill(m *credential.Material, kind string, got *api.Secret) erro
 		}
 		m.Fields["certificate"] = credential.NewSecret(text("certificate"))
 		m.Fields["key"] = credential.NewSecret(text("private_key"))
-		m.Fields["ca_chain"] = credential.NewSecret(chainOf(got.Data))
+		m.Fields["ca_chain"] = credential.NewSecret(strings.Join(above(got.Data), "\n"))
 		m.Version = text("serial_number")
-		if unix, err := expiration(got.Data["expiration"]); err == nil && (m.Expires.IsZero() || unix.Before(m.Expires)) {
-			m.Expires = unix
+		if n, ok := got.Data["expiration"].(json.Number); ok {
+			unix, err := n.Int64()
+			if at := time.Unix(unix, 0); err == nil && (m.Expires.IsZero() || at.Before(m.Expires)) {
+				m.Expires = at
+			}
 		}
 	default:
 		for name, value := range got.Data {
@@ -270,29 +263,19 @@ func (e *Engine) fill(m *credential.Material, kind string, got *api.Secret) erro
 	return nil
 }
 
-// chainOf is what an authority's certificates are called in an answer of pki.
-func chainOf(data map[string]any) string {
+// above is what stands above a certificate in an answer of pki: its chain or, of an issuer
+// alone, that.
+func above(data map[string]any) (chain []string) {
 	list, _ := data["ca_chain"].([]any)
-	var chain []string
+	if len(list) == 0 {
+		list = []any{data["issuing_ca"]}
+	}
 	for _, c := range list {
 		if text, err := textOf(c); err == nil {
 			chain = append(chain, strings.TrimSpace(text))
 		}
 	}
-	if len(chain) == 0 {
-		text, _ := textOf(data["issuing_ca"])
-		chain = append(chain, strings.TrimSpace(text))
-	}
-	return strings.Join(chain, "\n")
-}
-
-func expiration(v any) (time.Time, error) {
-	n, ok := v.(json.Number)
-	if !ok {
-		return time.Time{}, errNotText
-	}
-	unix, err := n.Int64()
-	return time.Unix(unix, 0), err
+	return chain
 }
 
 // newKey makes a key pair for one sandbox.

@@ -154,7 +154,7 @@ func TestCertificatesOfSandboxes(t *testing.T) {
 	fails(t, err, credential.ErrNoSecret, "database/creds/readonly")
 }
 
-// What Vault has made and nothing can use is revoked, not forgotten.
+// A secret that Vault has made and nothing can use is revoked, not forgotten.
 func TestUnusableSecretIsRevoked(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -229,7 +229,7 @@ func TestLeaseThatExpiredUnrevoked(t *testing.T) {
 // can be.
 func TestLeasesOutliveTheDaemon(t *testing.T) {
 	t.Parallel()
-	s, again := lasting(t)
+	s := lasting(t)
 	config := s.withToken(t, s.withEngines(t))
 	file := filepath.Join(t.TempDir(), "leases")
 	l, _, stop := leases(t, file)
@@ -250,14 +250,14 @@ func TestLeasesOutliveTheDaemon(t *testing.T) {
 	}
 
 	second := made(t, engine(t, v, next, "mtls", policy.VaultSource{Path: "pki/issue/agent", Parameters: map[string]string{"common_name": "agent.example.com"}}).For("b"))
-	s.stop()
+	s.Stop()
 	own := engine(t, v, next, "mtls", policy.VaultSource{Path: "pki/issue/agent"}).For("b")
 	own.End()
 	must.Soon(t, "the failure", func() bool {
 		list := next.List()
 		return len(list) == 1 && strings.Contains(list[0].Error, "cannot be reached")
 	})
-	again()
+	s.Again()
 	must.Soon(t, "the revocation after Vault is back", func() bool { return len(next.List()) == 0 })
 	if !s.isRevoked(t, second.Version) {
 		t.Error("the lease was not revoked when Vault was back")
@@ -352,7 +352,7 @@ func TestDatabaseUsers(t *testing.T) {
 // their grace get it, the others fail and say why, and nothing stays broken.
 func TestVaultIsAway(t *testing.T) {
 	t.Parallel()
-	s, again := lasting(t)
+	s := lasting(t)
 	v := connect(t, s.withToken(t, s.withEngines(t)))
 	l, _, _ := leases(t, filepath.Join(t.TempDir(), "leases"))
 	kv := func() credential.Source { return brief{source(t, v, "secret/data/openai", "token")} }
@@ -413,9 +413,9 @@ func TestVaultIsAway(t *testing.T) {
 	_, err := s.root.Sys().Unseal(s.unsealKey(t))
 	must.OK(t, err)
 	back()
-	s.stop()
+	s.Stop()
 	away("cannot be reached")
-	again()
+	s.Again()
 	back()
 }
 

@@ -52,6 +52,8 @@ func (v *Client) explain(what, needs string, err error) error {
 			credential.ErrRefused, what, v.address, cmp.Or(needs, "what that takes"))
 	case code == http.StatusTooManyRequests || code >= 500 || code == 412 || code == 472 || code == 473:
 		return fmt.Errorf("%w: %s: Vault at %s answers with status %d; look at its log", credential.ErrUnavailable, what, v.address, code)
+	case code == astray:
+		return fmt.Errorf("%w: %s: Vault at %s leads from node to node: its cluster has no active node now, or vault.address is not its", credential.ErrUnavailable, what, v.address)
 	case code != 0:
 		return fmt.Errorf("%w: %s: Vault at %s answers with status %d; check vault.address and the path", credential.ErrRefused, what, v.address, code)
 	}

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -39,15 +38,9 @@ type Lease struct {
 	next   time.Time
 }
 
-// Sealer encrypts what is kept on a disk.
-type Sealer interface {
-	Seal([]byte) ([]byte, error)
-	Open([]byte) ([]byte, error)
-}
-
 // LeasesOptions configure Leases.
 type LeasesOptions struct {
-	Sealer Sealer
+	Sealer durable.Sealer
 	// OnRevoke is told of each lease that was revoked, or of the first time in a row that
 	// one could not be, and with ErrExpired of one that ended before it could be. It must
 	// not block. Default: none.
@@ -93,16 +86,12 @@ func OpenLeases(file string, o LeasesOptions) (*Leases, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	l := &Leases{file: file, o: o, wake: make(chan struct{}, 1), all: map[string]*Lease{}}
-	sealed, err := os.ReadFile(file)
+	plain, err := durable.ReadSealed(file, o.Sealer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the leases of Vault: %w", err)
-	}
-	plain, err := o.Sealer.Open(sealed)
-	if err != nil {
-		return nil, fmt.Errorf("%w; put %s back from its backup, or remove it: the leases in it then end by themselves", err, file)
+		return nil, fmt.Errorf("reading the leases of Vault: %w; put the file back from its backup, or remove it: the leases in it then end by themselves", err)
 	}
 	var before []*Lease
 	if err := json.Unmarshal(plain, &before); err != nil {
@@ -146,11 +135,7 @@ func (l *Leases) save() error {
 	if err != nil {
 		return err
 	}
-	sealed, err := l.o.Sealer.Seal(plain)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(l.file, sealed, 0o600)
+	return durable.WriteSealed(l.file, l.o.Sealer, plain)
 }
 
 func (l *Leases) sorted() []*Lease {

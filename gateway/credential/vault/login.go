@@ -8,9 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/hashicorp/vault/api"
 
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
@@ -87,6 +91,76 @@ func (m *mountLogin) jwt(what, key string, c *config.VaultRole, token *secretFil
 		jwt, err := token.word(ctx)
 		return map[string]any{"role": c.Role, "jwt": jwt}, err
 	}
+}
+
+// mountLogin logs in at a mount of one of Vault's auth methods.
+type mountLogin struct {
+	client *Client
+	what   string // AppRole
+	key    string // of the configuration
+	mount  string
+	remedy string // for a login that is refused
+	data   func(context.Context) (map[string]any, error)
+}
+
+func (m *mountLogin) replaced(context.Context, string) bool { return false }
+
+func (m *mountLogin) login(ctx context.Context) (*api.SecretAuth, error) {
+	data, err := m.data(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client, err := m.client.with("")
+	if err != nil {
+		return nil, err
+	}
+	got, err := client.Logical().WriteWithContext(ctx, "auth/"+m.mount+"/login", data)
+	switch code := status(err); {
+	case code == http.StatusBadRequest || code == http.StatusForbidden && !says(err, "sealed"):
+		return nil, fmt.Errorf("%w: logging in: Vault at %s takes this login not; check %s, %s", credential.ErrRefused, m.client.address, m.key, m.remedy)
+	case err != nil:
+		return nil, m.client.explain("logging in with "+m.what, "", err)
+	case got == nil || got.Auth == nil || got.Auth.ClientToken == "":
+		return nil, fmt.Errorf("%w: logging in: Vault at %s has no %s at auth/%s; check %s.mount", credential.ErrRefused, m.client.address, m.what, m.mount, m.key)
+	}
+	return got.Auth, nil
+}
+
+// tokenFile logs in with the token in a file, such as Vault Agent keeps fresh. The file
+// is small and calls are rare, so it is read each time.
+type tokenFile struct {
+	client *Client
+	file   *secretFile
+	given  string
+}
+
+func (f *tokenFile) replaced(ctx context.Context, _ string) bool {
+	word, err := f.file.word(ctx)
+	return err != nil || word != f.given
+}
+
+func (f *tokenFile) login(ctx context.Context) (*api.SecretAuth, error) {
+	word, err := f.file.word(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f.given = word
+	auth := &api.SecretAuth{ClientToken: word}
+	client, err := f.client.with(word)
+	if err != nil {
+		return nil, err
+	}
+	got, err := client.Auth().Token().LookupSelfWithContext(ctx)
+	switch code := status(err); {
+	case err != nil && (code == 0 || code == astray || code == http.StatusTooManyRequests || code >= 500):
+		return nil, f.client.explain("asking how long our token lives", "", err)
+	case err == nil: // else this token cannot ask
+		if life, err := got.TokenTTL(); err == nil {
+			auth.LeaseDuration = int(life / time.Second)
+		}
+		auth.Renewable, _ = got.TokenIsRenewable()
+	}
+	return auth, nil
 }
 
 // secretFile is a file that holds one token and perhaps a newline.

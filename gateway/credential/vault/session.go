@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/vault/api"
@@ -27,9 +26,8 @@ type session struct {
 	renewAt time.Time // zero: the token does not expire
 	renews  bool
 
-	mu      sync.Mutex
-	expires time.Time
-	logins  int
+	expires atomic.Pointer[time.Time] // nil: not known, or never
+	logins  atomic.Int64
 }
 
 // method is one way to log in.
@@ -45,17 +43,14 @@ func newSession(v *Client, m method, log *slog.Logger) *session {
 }
 
 // serial is another number after each login: leases end with the token of their login.
-func (s *session) serial() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.logins
-}
+func (s *session) serial() int64 { return s.logins.Load() }
 
 // until is when the token ends, zero where that is not known or never.
-func (s *session) until() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.expires
+func (s *session) until() (t time.Time) {
+	if at := s.expires.Load(); at != nil {
+		t = *at
+	}
+	return t
 }
 
 // token is the one to use now.
@@ -122,9 +117,7 @@ func (s *session) login(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if auth.ClientToken != s.current {
-		s.mu.Lock()
-		s.logins++
-		s.mu.Unlock()
+		s.logins.Add(1)
 	}
 	s.keep(auth)
 	return s.current, nil
@@ -154,81 +147,10 @@ func (s *session) renew(ctx context.Context) error {
 func (s *session) keep(auth *api.SecretAuth) {
 	s.current, s.renews = auth.ClientToken, auth.Renewable
 	s.renewAt = time.Time{}
-	var expires time.Time
+	var expires *time.Time
 	if life := time.Duration(auth.LeaseDuration) * time.Second; life > 0 {
-		s.renewAt, expires = time.Now().Add(life*2/3), time.Now().Add(life)
+		end := time.Now().Add(life)
+		s.renewAt, expires = end.Add(-life/3), &end
 	}
-	s.mu.Lock()
-	s.expires = expires
-	s.mu.Unlock()
-}
-
-// mountLogin logs in at a mount of one of Vault's auth methods.
-type mountLogin struct {
-	client *Client
-	what   string // AppRole
-	key    string // of the configuration
-	mount  string
-	remedy string // for a login that is refused
-	data   func(context.Context) (map[string]any, error)
-}
-
-func (m *mountLogin) replaced(context.Context, string) bool { return false }
-
-func (m *mountLogin) login(ctx context.Context) (*api.SecretAuth, error) {
-	data, err := m.data(ctx)
-	if err != nil {
-		return nil, err
-	}
-	client, err := m.client.with("")
-	if err != nil {
-		return nil, err
-	}
-	got, err := client.Logical().WriteWithContext(ctx, "auth/"+m.mount+"/login", data)
-	switch code := status(err); {
-	case code == http.StatusBadRequest || code == http.StatusForbidden && !says(err, "sealed"):
-		return nil, fmt.Errorf("%w: logging in: Vault at %s takes this login not; check %s, %s", credential.ErrRefused, m.client.address, m.key, m.remedy)
-	case err != nil:
-		return nil, m.client.explain("logging in with "+m.what, "", err)
-	case got == nil || got.Auth == nil || got.Auth.ClientToken == "":
-		return nil, fmt.Errorf("%w: logging in: Vault at %s has no %s at auth/%s; check %s.mount", credential.ErrRefused, m.client.address, m.what, m.mount, m.key)
-	}
-	return got.Auth, nil
-}
-
-// tokenFile logs in with the token in a file, such as Vault Agent keeps fresh. The file
-// is small and calls are rare, so it is read each time.
-type tokenFile struct {
-	client *Client
-	file   *secretFile
-	given  string
-}
-
-func (f *tokenFile) replaced(ctx context.Context, _ string) bool {
-	word, err := f.file.word(ctx)
-	return err != nil || word != f.given
-}
-
-func (f *tokenFile) login(ctx context.Context) (*api.SecretAuth, error) {
-	word, err := f.file.word(ctx)
-	if err != nil {
-		return nil, err
-	}
-	f.given = word
-	auth := &api.SecretAuth{ClientToken: word}
-	client, err := f.client.with(word)
-	if err != nil {
-		return nil, err
-	}
-	got, err := client.Auth().Token().LookupSelfWithContext(ctx)
-	switch code := status(err); {
-	case err != nil && (code == 0 || code == http.StatusTooManyRequests || code >= 500):
-		return nil, f.client.explain("asking how long our token lives", "", err)
-	case err == nil: // else this token cannot ask
-		if life, err := got.TokenTTL(); err == nil {
-			auth.LeaseDuration = int(life / time.Second)
-		}
-		auth.Renewable, _ = got.TokenIsRenewable()
-	}
-	return auth, nil
+	s.expires.Store(expires)
 }

@@ -23,6 +23,7 @@ import (
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/vaultcore"
 	"sallyport/policy"
 )
 
@@ -156,7 +157,7 @@ func TestSealedAndGone(t *testing.T) {
 	_, err = source(t, connect(t, stranger), "secret/data/openai", "").Read(t.Context())
 	fails(t, err, credential.ErrUnavailable, "vault.roots", token)
 
-	s.stop()
+	s.Stop()
 	begin := time.Now()
 	_, err = src.Read(t.Context())
 	fails(t, err, credential.ErrUnavailable, "cannot be reached", token)
@@ -276,7 +277,7 @@ func TestAppRoleRenews(t *testing.T) {
 	readField(t, src, "token")
 }
 
-// What the environment says about Vault and proxies counts for nothing.
+// The environment's variables about Vault and proxies count for nothing.
 func TestEnvironment(t *testing.T) {
 	s := start(t)
 	c := s.withToken(t, s.token(t))
@@ -305,7 +306,7 @@ func TestEnvironment(t *testing.T) {
 	fails(t, err, credential.ErrUnavailable, "vault.roots")
 }
 
-// What answers may be no Vault at all.
+// The server that answers may be no Vault at all.
 func TestNotVault(t *testing.T) {
 	t.Parallel()
 	block := make(chan struct{})
@@ -338,7 +339,7 @@ func TestNotVault(t *testing.T) {
 		}, credential.ErrUnavailable, "in time"},
 		{"elsewhere", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/v1/again", http.StatusTemporaryRedirect)
-		}, credential.ErrUnavailable, "Vault at"},
+		}, credential.ErrUnavailable, "leads from node to node"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -403,7 +404,7 @@ func TestConfiguration(t *testing.T) {
 
 // The server of the example is for this machine only.
 func TestServerStaysOnLoopback(t *testing.T) {
-	bin, err := binary()
+	bin, err := vaultcore.Binary()
 	must.OK(t, err)
 	out, err := exec.Command(bin, "-listen", net.JoinHostPort("0.0.0.0", "0")).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "loopback") {

@@ -2,9 +2,8 @@
 // needs root and what make setup makes, and works in network and mount namespaces
 // of its own.
 //
-// One daemon with an engine of its own is started. What Sallyport does and what
-// the docker command does on the same engine, with the same runtime and image,
-// follow each other in turns; medians of the turns are compared.
+// One daemon with an engine of its own is started. Sallyport and the docker command take
+// turns on the same engine, with the same runtime and image; medians of the turns are compared.
 package main
 
 import (

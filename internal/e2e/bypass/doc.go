@@ -28,7 +28,7 @@
 // (answers that quote what another request was sent with), sharing (what
 // connections and sandboxes have in common), lookup (DNS), other (tunnels, other
 // protocols, QUIC), elsewhere (the explicit proxy, from a gVisor sandbox that is
-// not Sallyport's), slow. What is not even a connection is tried in internal/e2e,
+// not Sallyport's), slow. Packets of no connection are tried in internal/e2e,
 // by packets_test.go and raw_test.go, and in sandbox/datapath. docs/reference/ways-around.md
 // lists it all.
 //

@@ -64,7 +64,7 @@ var elsewheres = []attempt{
 	viaProxy("CONNECT, an absolute target as if to a proxy, without TLS", through(other+":80", ask(get(denied, "http://denied.example.test/v1/x")).bare()), "421", "deny host"),
 	viaProxy("CONNECT, Host of a denied host, without TLS", through(other+":80", ask(get(denied, "/v1/x")).bare()), "421", "deny host"),
 	viaProxy("CONNECT, a credential without TLS", through(api+":80", ask(get(api, "/v1/x")).bare()), "403", "deny -"),
-	viaProxy("CONNECT, bytes of another protocol", visit{to: toApi, plain: true, before: connect(toApi, login), steps: []Step{{Send: [][]byte{[]byte("SSH-2.0-OpenSSH_9.2\r\n")}}}}, "closed", "deny api-keys"),
+	viaProxy("CONNECT, bytes of another protocol", visit{to: toApi, plain: true, before: connect(toApi, login), steps: []Step{{Send: [][]byte{[]byte("SSH-2.0-OpenSSH_9.2\r\n")}}}}, toldBySSH, "deny api-keys"),
 	{name: "CONNECT whose Host is a denied host", sent: visit{to: toApi, before: "CONNECT " + toApi + " HTTP/1.1\r\nHost: " + toDenied + "\r\n" + login + "\r\n\r\n",
 		speak: HTTP1, steps: legal.steps}, want: "200", log: "allow api", saw: []string{legalSaw}, legal: through(api+":443", legal), legalSaw: legalSaw},
 
@@ -94,8 +94,8 @@ var elsewheres = []attempt{
 		legal: through(api+":443", legal), legalSaw: legalSaw},
 }
 
-// Whoever does not say who he is, or says it wrong, gets nothing but the
-// question. One who gave no name has not claimed anything: there is no event.
+// A client that does not log in, or does so wrong, gets nothing but the question. One without
+// a name has not claimed anything: there is no event.
 var nobodies = []attempt{
 	unknown("no login, CONNECT", connect(toApi), ""),
 	unknown("no login, an absolute target", get(other, "http://other.example.test/v1/x"), ""),

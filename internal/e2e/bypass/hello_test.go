@@ -73,12 +73,16 @@ var hellos = []attempt{
 	raw("a handshake that is no ClientHello", record(22, []byte{2, 0, 0, 1, 0}), "closed", "deny tls"),
 	raw("an SSL 2.0 hello", []byte("\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10\x01\x00\x80"), "closed", "deny api-keys"),
 	raw("a record of version 2", append([]byte{22, 2, 0}, hello(api)[3:]...), "closed", "deny api-keys"),
-	raw("another protocol", []byte("SSH-2.0-OpenSSH_9.2\r\n"), "closed", "deny api-keys"),
+	raw("another protocol", []byte("SSH-2.0-OpenSSH_9.2\r\n"), toldBySSH, "deny api-keys"),
 	raw("bytes of no protocol", []byte("\x00\x01\x02 exfiltrated"), "closed", "deny api-keys"),
 	raw("HTTP without TLS, to the port of TLS", []byte(get(api, "/v1/x")), "403", "deny api"),
 	{name: "another protocol, where no credential is", sent: visit{to: other + ":443", plain: true, steps: []Step{{Send: [][]byte{[]byte("SSH-2.0-OpenSSH_9.2\r\n")}}}},
-		want: "closed", log: "deny -", legal: ask(get(other, "/v1/x")).at(other + ":443"), legalSaw: "GET other.example.test /v1/x none"},
+		want: toldBySSH, log: "deny -", legal: ask(get(other, "/v1/x")).at(other + ":443"), legalSaw: "GET other.example.test /v1/x none"},
 }
+
+// toldBySSH is a denial as a client of SSH sees it: a version and the reason, and nothing of an
+// upstream.
+const toldBySSH = `"SSH-2.0-Sallypor" closed`
 
 // padding is about n bytes of protocols that nobody speaks, and one that all do.
 func padding(n int) []string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/must"
 )
 
@@ -81,7 +82,7 @@ func testHost(t *testing.T, r *rig) {
 	// It is told, a flood of it in few events.
 	kinds := map[string]bool{}
 	for end := time.Now().Add(20 * time.Second); len(kinds) < 2 && time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		for e, err := range audit.Read(context.Background(), r.log, audit.Query{}) {
+		for e, err := range auditlog.Read(context.Background(), r.log, auditlog.Query{}) {
 			must.OK(t, err)
 			x := e.Unmapped.Sallyport
 			if x.Kind == audit.KindDrop && x.Sandbox == name && x.Reason == "host-process" && e.Source.IP == gatewayAddress && fmt.Sprint(e.Destination.IP, e.Destination.Port) == fmt.Sprint(address, 8000) {

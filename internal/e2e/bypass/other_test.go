@@ -22,9 +22,9 @@ const (
 	legalOddPort = "GET other.example.test:8080 /v1/x none"
 )
 
-// What the gateway does not read, and where: a tunnel by its name and to its port
-// alone, other protocols by a name that a rule tunnels, plain HTTP on any port,
-// HTTP/2 without TLS by prior knowledge.
+// Traffic that the gateway does not read, and where: a tunnel by its name and to its port
+// alone, other protocols by a name that a rule tunnels, plain HTTP on any port, HTTP/2 without
+// TLS by prior knowledge.
 var others = []attempt{
 	tunnelled("a tunnel, SNI of a denied host", ask(get(denied, "/v1/x")).at(pinned+":443").with(Handshake{Name: denied}), "403", "deny name"),
 	tunnelled("a tunnel, SNI of an allowed host", ask(get(api, "/v1/x")).at(pinned+":443").with(Handshake{Name: api}), "403", "deny name"),

@@ -80,7 +80,7 @@ var paths = []attempt{
 	{name: "a method that is no token", sent: ask("GET{} /v1/x HTTP/1.1\r\nHost: api.example.test\r\n\r\n"), want: "400 closed", log: "deny request-form"},
 	{name: "TRACE", sent: ask("TRACE /v1/x HTTP/1.1\r\nHost: api.example.test\r\n\r\n"), want: "405", log: "deny trace"},
 
-	// What has one reading passes, in its one spelling.
+	// A path with one reading passes, in its one spelling.
 	{name: "doubled slashes below the prefix", sent: target("/v1//x"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x ours"}},
 	{name: "an encoded letter", sent: target("/v1/%78"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x ours"}},
 	{name: "an encoded slash in a name", sent: target("/v1/@scope%2fname"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/@scope%2Fname ours"}},

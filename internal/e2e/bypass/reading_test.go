@@ -5,8 +5,9 @@ func passes(name, path, sent string) attempt {
 	return attempt{name: name, sent: target(path), want: "200", log: "allow api", saw: []string{"GET api.example.test " + sent + " ours"}}
 }
 
-// What one server takes for the path that is allowed, and another for one that is not:
-// see policy/testdata/servers.yaml. What leaves is what was decided about.
+// Paths that one server takes for the one that is allowed, and another for one that is not:
+// see policy/urlpath/testdata/servers.yaml. The path that leaves is the one that was decided
+// about.
 var readings = []attempt{
 	ambiguous("two slashes before what may pass as a host", "//v1/admin/keys"),
 	ambiguous("two slashes and the allowed host", "//api.example.test/admin"),

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 	"sallyport/internal/test/env"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
@@ -105,7 +106,7 @@ type rig struct {
 	upstream *upstream
 	key      string // the secret of the credential
 	log      string // the folder of the audit log
-	// Most is tried from a. What takes long goes on beside that, in slow and full.
+	// Most is tried from a. Slow attempts go on beside that, in slow and full.
 	a, b, slow, full *sandbox
 	// elsewhere is a client of the explicit proxy, nobody whoever says that he is
 	// one and is not.
@@ -299,7 +300,7 @@ func (s *probe) do(t *testing.T, j Job) Result {
 // and requests, and completions that say that an allowed one was blocked after all.
 func (s *sandbox) events(t *testing.T) (list []*audit.Event) {
 	t.Helper()
-	for e, err := range audit.Read(context.Background(), s.rig.log, audit.Query{From: s.read + 1}) {
+	for e, err := range auditlog.Read(context.Background(), s.rig.log, auditlog.Query{From: s.read + 1}) {
 		must.OK(t, err)
 		s.read = max(s.read, e.Metadata.Sequence)
 		x := e.Unmapped.Sallyport

@@ -11,8 +11,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// What two sandboxes, two names or two requests have in common is no way from
-// one to the other.
+// The things that two sandboxes, two names or two requests have in common are no way from one
+// to the other.
 func testSharing(t *testing.T, r *rig) {
 	for _, c := range []struct {
 		name string

@@ -8,7 +8,7 @@ import (
 func TestNoWayAround(t *testing.T) {
 	r := newRig(t)
 
-	// What waits goes on beside the rest, from sandboxes of its own.
+	// Attempts that wait go on beside the rest, from sandboxes of their own.
 	var beside sync.WaitGroup
 	var first string
 	var late []string

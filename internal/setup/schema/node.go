@@ -77,7 +77,7 @@ var closed = map[string][]string{
 	"policy.OAuth2Exchange.ClientAuth": {policy.ClientAuthBasic, policy.ClientAuthPost, policy.ClientAuthPrivateKeyJWT},
 	"policy.Assertion.Algorithm":       policy.JWTAlgorithms(),
 	"policy.JWTExchange.Algorithm":     policy.JWTAlgorithms(),
-	"config.Engine.Kind":               {"private", "existing", "none"},
+	"config.Engine.Kind":               {"private", "existing", "pods", "none"},
 	"config.Sandbox.Runtime":           {"runsc", "runc"},
 }
 
@@ -164,7 +164,7 @@ func (w *writer) properties(t reflect.Type, n *node) {
 	}
 }
 
-// field describes what a field holds. What it says about the field stands beside
+// field describes what a field holds. Its words about the field stand beside
 // a reference to what its type says.
 func (w *writer) field(name string, t reflect.Type) *node {
 	n := w.value(name, t)

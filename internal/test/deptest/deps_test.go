@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -46,6 +47,8 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "internal/daemon", "cmd/sallyport"}, why: "the engine's home is sandbox/docker, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "internal/daemon", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath, which the daemon opens; bench reads its statistics"},
 	{from: []string{""}, to: []string{"modernc.org/sqlite"}, except: []string{"audit/index", "memory/history", "memory/search", "memory/layer", "memory/keeper", "memory/client", "internal", "cmd/sallyport", "examples/agent"}, why: "SQLite's homes are the audit's index and the memory's history and index, which the daemon keeps and the API and the command line ask: a log is written and read without it"},
+	{from: []string{""}, to: []string{"k8s.io"}, why: "the daemon and the gateway's process are one program: the API's Go types alone make both larger at rest, and a pod's few fields need none"},
+	{from: []string{"cmd/sallyport-cni"}, to: []string{"sallyport/", "k8s.io"}, except: []string{"cmd/sallyport-cni", "sallyport/sandbox/pods/cni", "sallyport/internal/durable"}, why: "the CNI plugin runs for each pod: it is small and asks the daemon"},
 	{from: []string{""}, to: []string{"sallyport/internal/test"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "examples"}, why: "what only tests use is never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "policy/regotest", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
@@ -57,22 +60,24 @@ var homes = map[string][]string{
 	"github.com/hashicorp/vault":          {"gateway/credential/vault"},
 	"github.com/moby/moby":                {"sandbox/docker"},
 	"github.com/cilium/ebpf":              {"sandbox/datapath", "internal/bench"},
+	"github.com/pelletier/go-toml":        {"internal/containerd", "memory/secretscan"}, // the configurations of containerd and gitleaks
 	"github.com/spf13/cobra":              {"cmd/sallyport", "internal/test/clitest"},
 	"github.com/miekg/dns":                {"gateway/resolver", "gateway/upstream", "internal/test/testnet"},
 	"filippo.io/age":                      {"internal/seal"},
 	"golang.org/x/oauth2":                 {"gateway/credential/exchange"}, // token endpoints
 	"github.com/lestrrat-go/jwx":          {"gateway/credential/exchange"}, // JWTs; OPA brings it
-	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},
+	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/test/kubernetes", "internal/bench"},
+	"github.com/containernetworking/cni":  {"cmd/sallyport-cni"},
 	"github.com/google/nftables":          {"sandbox/datapath"},
 	"github.com/landlock-lsm/go-landlock": {"internal/jail"},
-	"github.com/klauspost/compress":       {"audit", "gateway/credential/decode"}, // sealed segments, and answers of upstreams
+	"github.com/klauspost/compress":       {"audit/auditlog", "gateway/credential/decode", "memory/history", "internal/test/ondisk"}, // sealed segments, answers of upstreams, and versions of memories
 	"github.com/andybalholm/brotli":       {"gateway/credential/decode"},
 	"github.com/coreos/go-systemd":        {"internal/daemon"},
-	"sallyport/internal/daemon":           {"cmd/sallyport"},
+	"sallyport/internal/daemon":           {"internal/daemon", "cmd/sallyport"},
 	"github.com/anishathalye/porcupine":   {"internal/test/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "gateway/ssh", "gateway/credential", "gateway/ca", "sandbox/docker/trust", "policy/validate", "internal/e2e"},
-	"github.com/goccy/go-json":            {"audit"},
+	"github.com/goccy/go-json":            {"audit/auditlog"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 	"github.com/jackc/pgx":                {"gateway/postgres"}, // messages of the protocol
 	"github.com/xdg-go/scram":             {"gateway/postgres"},
@@ -128,6 +133,19 @@ func TestFences(t *testing.T) {
 					t.Errorf("%s reaches %s: %s", room, d, f.why)
 				}
 			}
+		}
+	}
+}
+
+// Each package of the product is in the README's map, which has the small ones of internal in
+// one line.
+func TestMap(t *testing.T) {
+	readme, err := os.ReadFile("../../../README.md")
+	must.OK(t, err)
+	for _, p := range packages(t) {
+		room := strings.TrimPrefix(p.ImportPath, "sallyport/")
+		if !below(room, []string{"internal", "cmd", "examples"}) && !strings.Contains(string(readme), "]("+room+")") {
+			t.Errorf("the README's map lacks %s", room)
 		}
 	}
 }

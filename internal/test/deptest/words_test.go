@@ -60,3 +60,39 @@ func TestWords(t *testing.T) {
 		t.Errorf("%d files: %v", files, err)
 	}
 }
+
+// subjects begin sentences whose subject a reader has to wait for.
+var subjects = regexp.MustCompile(`(?:^|[.:!?]\)? )(?:What|Who|Whoever) [^.?!]*[.?!]?`)
+
+// No sentence of a comment begins with What, Who or Whoever, but for questions.
+func TestSubjects(t *testing.T) {
+	const root = "../../.."
+	comments := 0
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && (e.Name() == ".git" || e.Name() == "bin" || e.Name() == "testdata"):
+			return fs.SkipDir
+		case e.IsDir() || !strings.HasSuffix(path, ".go"):
+			return nil
+		}
+		files := token.NewFileSet()
+		parsed, err := parser.ParseFile(files, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, c := range parsed.Comments {
+			comments++
+			for _, s := range subjects.FindAllString(strings.ReplaceAll(c.Text(), "\n", " "), -1) {
+				if !strings.HasSuffix(s, "?") {
+					t.Errorf("%v: name the subject first: %s", files.Position(c.Pos()), s)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil || comments < 9000 {
+		t.Errorf("%d comments: %v", comments, err)
+	}
+}

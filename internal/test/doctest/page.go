@@ -15,7 +15,7 @@
 //     and columns are as wide as they need to be.
 //
 // 2026-12-01T00:00:00Z in a file or a command stands for a day from now, or two, so
-// that it is ahead whenever the document is followed. Whatever else there is has to be so.
+// that it is ahead whenever the document is followed. Everything else has to be so.
 package doctest
 
 import (

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/auditlog"
 )
 
 const (
@@ -103,7 +104,7 @@ func (d *Daemon) Down() error {
 
 // unrecorded is an error if the audit log does not account for all connections.
 func (d *Daemon) unrecorded() error {
-	for e, err := range audit.Read(context.Background(), filepath.Join(d.Dir, "data/audit"), audit.Query{Kind: audit.KindFinding}) {
+	for e, err := range auditlog.Read(context.Background(), filepath.Join(d.Dir, "data/audit"), auditlog.Query{Kind: audit.KindFinding}) {
 		if err != nil {
 			continue // some tests damage it
 		}

@@ -5,7 +5,7 @@
 // It checks what the schema's own validation does: that all that is required is there,
 // that nothing is which the class, its profiles and its objects do not have or have
 // deprecated, that values are of the attribute's type and enumeration, and that
-// constraints hold. What is recommended is not asked for.
+// constraints hold. Recommended fields are not asked for.
 package ocsf
 
 import (

@@ -121,8 +121,12 @@ func Events() map[string][]*audit.Event {
 	x.Unsized, x.HeaderNames, x.Clipped = true, []string{"Accept", "… (7 more)"}, []string{"header_names"}
 	x.Observed = &audit.Observed{Decision: "deny", Rule: "no-uploads", RuleType: "egress", Reason: "denied by rule no-uploads"}
 
+	pod := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("GET")), "GET", "/v1/models"),
+		audit.ActionAllowed, audit.DispositionAllowed, "allow", "example", "egressAuth", "allowed by rule example")
+	pod.SetPlace("prod", "worker-1")
+
 	all := map[string][]*audit.Event{
-		"allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
+		"pod": {pod}, "allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
 		"drop": {drop}, "dns": {name}, "lifecycle": {life}, "restored": {restored}, "daemon": {began}, "observed": {observed},
 	}
 	maps.Copy(all, approvals(change, make, request))

@@ -40,6 +40,7 @@ const (
 var programs = map[string]string{
 	"client": "./internal/e2e/client", "probe": "./internal/e2e/bypass/probe",
 	"testhost": "./internal/test/testhost", "demo": "./examples/demo", "agent": "./examples/agent",
+	"sallyport-cni": "./cmd/sallyport-cni",
 }
 
 func main() {

@@ -67,14 +67,20 @@ func (c *CA) Leaf(names ...string) (tls.Certificate, error) {
 	if len(names) == 0 {
 		return tls.Certificate{}, fmt.Errorf("a leaf needs a name")
 	}
+	return c.Issue(pkix.Name{CommonName: names[0]}, names...)
+}
+
+// Issue issues a certificate to a subject, for a client and for a server of these names.
+func (c *CA) Issue(subject pkix.Name, names ...string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	tmpl, err := template(names[0])
+	tmpl, err := template(subject.CommonName)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
+	tmpl.Subject = subject
 	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
 	tmpl.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	for _, n := range names {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -17,15 +18,15 @@ const (
 	snap      = 256   // bytes kept of each
 )
 
-// Capture sees every frame that arrives at a host, whatever its addresses,
-// before the host's own network stack does (packet(7)). What the host sends is
-// not in it.
+// Capture sees every frame that arrives at a device, whatever its addresses,
+// before the network stack there does (packet(7)). Frames that the device sends are not in
+// it.
 type Capture struct {
-	host   *Host
-	filter func(Frame) bool
-	before uint64 // frames that the cable had dropped at the start
-	stop   chan struct{}
-	done   chan struct{}
+	filter  func(Frame) bool
+	dropped func() (uint64, error) // frames that the cable lost; nil: there is no cable
+	before  uint64                 // of them at the start
+	stop    chan struct{}
+	done    chan struct{}
 
 	mu     sync.Mutex
 	fd     int
@@ -38,48 +39,61 @@ type Capture struct {
 // Capture counts the arriving frames that filter wants; nil wants all. It ends
 // with the host.
 func (h *Host) Capture(filter func(Frame) bool) (*Capture, error) {
-	fd := -1
-	err := h.Do(func() error {
-		all := uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8 // network byte order
-		var err error
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		index, err := deviceIndex()
-		if err != nil {
-			return err
-		}
-		// A burst must not be lost before it is read: the count is a proof.
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20); err != nil {
-			return err
-		}
-		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
-			return err
-		}
-		// Promiscuous: a frame for another's MAC arrives too.
-		err = unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
-			&unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_PROMISC})
-		if err != nil {
-			return err
-		}
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index})
-	})
-	if err != nil {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	c := &Capture{filter: filter, dropped: h.dropped}
+	if err := h.Do(func() error { return c.open(device) }); err != nil {
 		return nil, fmt.Errorf("capturing on test host %s: %w", h.cfg.Name, err)
 	}
-	before, err := h.dropped()
-	if err != nil {
-		unix.Close(fd)
+	var err error
+	if c.before, err = h.dropped(); err != nil {
+		unix.Close(c.fd)
 		return nil, err
 	}
-	c := &Capture{host: h, filter: filter, before: before, fd: fd, stop: make(chan struct{}), done: make(chan struct{})}
 	go c.run()
 	h.onClose(c.close)
 	return c, nil
+}
+
+// CaptureBridge counts the frames that filter wants of those that arrive at any port of a
+// bridge in the caller's network. It ends with the test.
+func CaptureBridge(t testing.TB, bridge string, filter func(Frame) bool) *Capture {
+	t.Helper()
+	c := &Capture{filter: filter}
+	if err := c.open(bridge); err != nil {
+		t.Fatalf("capturing on %s: %v", bridge, err)
+	}
+	go c.run()
+	t.Cleanup(c.close)
+	return c
+}
+
+// open makes the socket, in the network of the calling thread.
+func (c *Capture) open(device string) error {
+	all := uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8 // network byte order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	c.fd, c.stop, c.done = fd, make(chan struct{}), make(chan struct{})
+	index, err := net.InterfaceByName(device)
+	if err == nil {
+		// A burst must not be lost before it is read: the count is a proof.
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
+	}
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1)
+	}
+	if err == nil {
+		// Promiscuous: a frame for another's MAC arrives too. A bridge passes up what it forwards.
+		err = unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
+			&unix.PacketMreq{Ifindex: int32(index.Index), Type: unix.PACKET_MR_PROMISC})
+	}
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index.Index})
+	}
+	if err != nil {
+		unix.Close(fd)
+	}
+	return err
 }
 
 func (c *Capture) run() {
@@ -162,7 +176,10 @@ func (c *Capture) Count() (int, error) {
 	if c.err != nil || c.fd < 0 {
 		return c.count, c.err
 	}
-	if now, err := c.host.dropped(); err != nil || now > c.before {
+	if c.dropped == nil {
+		return c.count, nil
+	}
+	if now, err := c.dropped(); err != nil || now > c.before {
 		return c.count, errors.Join(err, fmt.Errorf("the cable dropped %d frames", now-c.before))
 	}
 	return c.count, nil
@@ -180,12 +197,4 @@ func (h *Host) dropped() (uint64, error) {
 		return 0, fmt.Errorf("device %s has no statistics", h.link)
 	}
 	return s.TxDropped, nil
-}
-
-func deviceIndex() (int, error) {
-	i, err := net.InterfaceByName(device)
-	if err != nil {
-		return 0, err
-	}
-	return i.Index, nil
 }

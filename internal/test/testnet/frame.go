@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Frame is one Ethernet frame as it arrived. What it is too short or too odd
-// to have is zero; Raw has it all the same.
+// Frame is one Ethernet frame as it arrived. Fields that it is too short or too odd to have
+// are zero; Raw has all of it.
 type Frame struct {
 	Time     time.Time
 	Source   net.HardwareAddr

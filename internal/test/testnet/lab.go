@@ -16,20 +16,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/must"
 )
 
 // Privileged skips a test that needs root for an ordinary user. Where CI is
 // true it fails instead: what CI skips, nobody runs.
 func Privileged(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	const reason = "needs root"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(reason)
-	}
-	t.Skip(reason)
+	must.Root(t)
 }
 
 const isolated = "SALLYPORT_LAB_ISOLATED"

@@ -68,9 +68,6 @@ func Run(ctx context.Context, data io.Reader, o Options) (Report, error) {
 	sums := map[[2]string]*Result{}
 	var took []time.Duration
 	for d.More() {
-		if err := ctx.Err(); err != nil {
-			return r, err
-		}
 		var item record
 		if err := d.Decode(&item); err != nil {
 			return r, fmt.Errorf("history %d: %w", r.Histories+1, err)

@@ -1,8 +1,14 @@
 package bench_test
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/memory/search/bench"
 )
@@ -43,6 +49,39 @@ func TestFormats(t *testing.T) {
 				t.Errorf("%s: %+v", tt.format, x)
 			}
 		}
+	}
+}
+
+// A run that is broken off ends with the reason, in the middle of a history too, and leaves
+// nothing behind.
+func TestBrokenOff(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	var one []map[string]any
+	if err := json.Unmarshal([]byte(locomo), &one); err != nil {
+		t.Fatal(err)
+	}
+	one[0]["qa"] = slices.Repeat(one[0]["qa"].([]any), 3_000)
+	long, err := json.Marshal(append(one, one[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string]string{"between histories": string(longMemEval), "in a history": string(long)} {
+		ctx, cancel := context.WithCancel(t.Context())
+		o := bench.Options{Progress: func(int, int) { cancel() }}
+		if name == "in a history" {
+			ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
+			o.Progress = func(int, int) { t.Errorf("%s: it goes on to the end", name) }
+		}
+		_, err := bench.Run(ctx, strings.NewReader(data), o)
+		if !errors.Is(err, ctx.Err()) || err == nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("%d files are left, %v", len(left), err)
 	}
 }
 

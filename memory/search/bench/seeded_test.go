@@ -94,13 +94,20 @@ func TestSeeded(t *testing.T) {
 	if r.Sessions < 40 || r.Questions < 150 {
 		t.Fatalf("%d sessions, %d questions", r.Sessions, r.Questions)
 	}
-	ours := map[string]bench.Result{}
+	ours, beaten := map[string]bench.Result{}, map[string]int{}
 	for _, x := range r.Results {
 		t.Logf("%-8s %-8s hit@1 %.3f hit@5 %.3f hit@10 %.3f MRR %.3f", x.Level, x.Method, x.Hit1, x.Hit5, x.Hit10, x.MRR)
 		if x.Method == "index" {
 			ours[x.Level] = x
-		} else if o := ours[x.Level]; o.Hit5 <= x.Hit5 || o.MRR <= x.MRR {
+		} else if o := ours[x.Level]; o.Hit1 <= x.Hit1 || o.Hit5 <= x.Hit5 || o.Hit10 <= x.Hit10 || o.MRR <= x.MRR {
 			t.Errorf("by %s, %s is as good as the index", x.Level, x.Method)
+		} else {
+			beaten[x.Method]++
+		}
+	}
+	for _, method := range []string{"grep", "recency", "random"} {
+		if beaten[method] != 2 {
+			t.Errorf("the index is compared with %s by %d levels", method, beaten[method])
 		}
 	}
 	if o := ours["session"]; o.Hit1 < 0.7 || o.Hit5 < 0.95 {

@@ -11,8 +11,8 @@ import (
 	"sallyport/sandbox/agent/archive"
 )
 
-// What a sandbox says of modes opens nothing to others on the host: they may read
-// what it says that they may, and write nothing.
+// A sandbox's modes open nothing to others on the host: they may read what it says that they
+// may, and write nothing.
 func TestForeignModes(t *testing.T) {
 	for mode, want := range map[int64]os.FileMode{0o777: 0o755, 0o666: 0o644, 0o7777: 0o755, 0o640: 0o640, 0o600: 0o600, 0o772: 0o750} {
 		var b bytes.Buffer

@@ -31,7 +31,7 @@ type packer struct {
 
 // Pack writes a file, or a folder with all below it, under the name as, which
 // "." leaves out. A symbolic link is packed as one, also when it is the file that
-// is asked for. What vanishes meanwhile is left out, and what cannot be read, or
+// is asked for. A file that vanishes meanwhile is left out. One that cannot be read, or
 // shrinks while it is, is an error.
 func Pack(ctx context.Context, to io.Writer, file, as string) (wire.Packed, error) {
 	p := &packer{ctx: ctx, w: tar.NewWriter(to), links: map[[2]uint64]string{}, buf: make([]byte, bufferSize)}
@@ -101,7 +101,7 @@ func (p *packer) file(in *os.Root, base string, h *tar.Header, st *syscall.Stat_
 		h.Typeflag, h.Linkname = tar.TypeLink, have
 		return p.head(h)
 	}
-	// Whatever it has become meanwhile, opening it neither waits nor follows.
+	// Opening it, whatever it has become meanwhile, neither waits nor follows.
 	f, err := in.OpenFile(base, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return vanished(err)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"sallyport/internal/test/must"
 	"sallyport/sandbox/agent/channel"
@@ -135,37 +136,27 @@ func held(do func()) uint64 {
 // Whatever a hostile agent answers, a call and an attached command end, by
 // themselves or when their caller gives up, and hold little meanwhile.
 func TestHostileAgent(t *testing.T) {
+	t.Parallel()
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
-	z.Write(make([]byte, 256<<20))
+	z.Write(make([]byte, 64<<20))
 	z.Close()
 	zeros := make([]byte, 64<<10)
 	status := func(s string) string {
 		return fmt.Sprintf(ok+"Content-Length: %d\r\n\r\n%s", len(s), s)
 	}
-	for name, do := range map[string]func(net.Conn){
-		"silence":                 func(c net.Conn) { io.Copy(io.Discard, c) },
-		"closes at once":          func(net.Conn) {},
-		"no HTTP":                 say("SSH-2.0-OpenSSH_9.2\r\n", nil),
-		"HTTP/2":                  say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil),
-		"endless status line":     say("HTTP/1.1 200 ", bytes.Repeat([]byte("a"), 64<<10)),
-		"endless head":            say(ok, []byte("X-More: 0123456789\r\n")),
-		"endless line of a head":  say(ok+"X-More: ", bytes.Repeat([]byte("a"), 64<<10)),
-		"endless interim answers": say("", []byte("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")),
-		"endless body":            say(ok+"\r\n", zeros),
-		"endless chunk":           say(ok+"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n", zeros),
-		"endless chunk extension": say(ok+"Transfer-Encoding: chunked\r\n\r\n1;", bytes.Repeat([]byte("a"), 64<<10)),
-		"endless trailer":         say(ok+"Transfer-Encoding: chunked\r\nTrailer: X\r\n\r\n0\r\n", []byte("X: 0123456789\r\n")),
-		"huge length, no body":    say(ok+"Content-Length: 9223372036854775807\r\n\r\n", nil),
-		"two lengths":             say(ok+"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", nil),
-		"bomb":                    say(fmt.Sprintf(ok+"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", bomb.Len(), bomb.String()), nil),
-		"redirect":                say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", nil),
-		"upgrade":                 say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", zeros),
-		"not JSON":                say(status("\x1b]0;owned\x07"), nil),
-		"deep JSON":               say(status(strings.Repeat("[", 1<<20)), nil),
-		"a list":                  say(status(`[{"version":1}]`), nil),
-		"wrong types":             say(status(`{"version":"1","boot":7}`), nil),
-		"endless error":           say("HTTP/1.1 500 Oops\r\n\r\n", zeros),
+	quiet := map[string]func(net.Conn){
+		"silence":              func(c net.Conn) { io.Copy(io.Discard, c) },
+		"closes at once":       func(net.Conn) {},
+		"no HTTP":              say("SSH-2.0-OpenSSH_9.2\r\n", nil),
+		"HTTP/2":               say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil),
+		"huge length, no body": say(ok+"Content-Length: 9223372036854775807\r\n\r\n", nil),
+		"two lengths":          say(ok+"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", nil),
+		"redirect":             say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", nil),
+		"not JSON":             say(status("\x1b]0;owned\x07"), nil),
+		"deep JSON":            say(status(strings.Repeat("[", 1<<20)), nil),
+		"a list":               say(status(`[{"version":1}]`), nil),
+		"wrong types":          say(status(`{"version":"1","boot":7}`), nil),
 		"drip": func(c net.Conn) {
 			io.WriteString(c, ok+"\r\n")
 			for {
@@ -175,17 +166,31 @@ func TestHostileAgent(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 		},
-		"unknown frame":     say(ok+"\r\n"+whole(99, "x"), zeros),
 		"frame of input":    say(ok+"\r\n"+whole(wire.Stdin, "x"), nil),
-		"frame too large":   say(ok+"\r\n"+frame(byte(wire.Stdout), 1<<32-1, ""), zeros),
 		"half a frame":      say(ok+"\r\n"+frame(byte(wire.Stdout), 1000, "x"), nil),
 		"end of no JSON":    say(ok+"\r\n"+whole(wire.Exit, "7"), nil),
 		"end with no code":  say(ok+"\r\n"+whole(wire.Exit, `{"code":-1}`), nil),
 		"end with much":     say(ok+"\r\n"+whole(wire.Exit, `{"code":4294967296}`), nil),
 		"end with a signal": say(ok+"\r\n"+whole(wire.Exit, `{"signal":"\u001b]0;owned\u0007 and so on and on"}`), nil),
-		"alive for ever":    say(ok+"\r\n", []byte(whole(wire.Alive, ""))),
-		"output for ever":   say(ok+"\r\n", []byte(whole(wire.Stdout, strings.Repeat("y\n", 32<<10)))),
-	} {
+	}
+	floods := map[string]func(net.Conn){
+		"endless status line":     say("HTTP/1.1 200 ", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless head":            say(ok, []byte("X-More: 0123456789\r\n")),
+		"endless line of a head":  say(ok+"X-More: ", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless interim answers": say("", []byte("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")),
+		"endless body":            say(ok+"\r\n", zeros),
+		"endless chunk":           say(ok+"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n", zeros),
+		"endless chunk extension": say(ok+"Transfer-Encoding: chunked\r\n\r\n1;", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless trailer":         say(ok+"Transfer-Encoding: chunked\r\nTrailer: X\r\n\r\n0\r\n", []byte("X: 0123456789\r\n")),
+		"bomb":                    say(fmt.Sprintf(ok+"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", bomb.Len(), bomb.String()), nil),
+		"upgrade":                 say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", zeros),
+		"endless error":           say("HTTP/1.1 500 Oops\r\n\r\n", zeros),
+		"unknown frame":           say(ok+"\r\n"+whole(99, "x"), zeros),
+		"frame too large":         say(ok+"\r\n"+frame(byte(wire.Stdout), 1<<32-1, ""), zeros),
+		"alive for ever":          say(ok+"\r\n", []byte(whole(wire.Alive, ""))),
+		"output for ever":         say(ok+"\r\n", []byte(whole(wire.Stdout, strings.Repeat("y\n", 32<<10)))),
+	}
+	test := func(name string, do func(net.Conn), atOnce int) {
 		t.Run(name, func(t *testing.T) {
 			c := fake(t, do)
 			calls := map[string]func(context.Context) error{
@@ -206,31 +211,44 @@ func TestHostileAgent(t *testing.T) {
 					return err
 				},
 			}
-			for what, f := range calls {
-				most := held(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-					defer cancel()
-					// A command's end is asked for, for half a second more.
-					limit := 3 * time.Second
-					begin := time.Now()
-					if err := f(ctx); err == nil {
-						t.Errorf("%s: no error", what)
-					}
-					if took := time.Since(begin); took > limit {
-						t.Errorf("%s: took %v, want at most %v", what, took, limit)
-					}
-				})
-				if most > 48<<20 {
-					t.Errorf("%s: held %d MiB", what, most>>20)
+			most := held(func() {
+				var all errgroup.Group
+				all.SetLimit(atOnce)
+				for what, f := range calls {
+					all.Go(func() error {
+						ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+						defer cancel()
+						// A command's end is asked for, for half a second more.
+						limit := 3 * time.Second
+						begin := time.Now()
+						if err := f(ctx); err == nil {
+							t.Errorf("%s: no error", what)
+						}
+						if took := time.Since(begin); took > limit {
+							t.Errorf("%s: took %v, want at most %v", what, took, limit)
+						}
+						return nil
+					})
 				}
+				_ = all.Wait()
+			})
+			if most > 48<<20 {
+				t.Errorf("held %d MiB", most>>20)
 			}
 		})
+	}
+	for name, do := range quiet {
+		test(name, do, 4)
+	}
+	for name, do := range floods {
+		test(name, do, 1)
 	}
 }
 
 // A fake that never lets a connection be proved holds a caller no longer than a
 // dial may take.
 func TestHostileHandshake(t *testing.T) {
+	t.Parallel()
 	for name, do := range map[string]func(net.Conn){
 		"silence":      func(c net.Conn) { io.Copy(io.Discard, c) },
 		"half a greet": func(c net.Conn) { c.Write(make([]byte, 16)); io.Copy(io.Discard, c) },
@@ -257,8 +275,8 @@ func TestHostileHandshake(t *testing.T) {
 	}
 }
 
-// What an agent sends in a program's stead comes to who asked for that, and is held
-// by nobody; it is not taken at its word that there is such a connection.
+// Bytes that an agent sends in a program's stead come to the one that asked for that, and are
+// held by nobody; it is not taken at its word that there is such a connection.
 func TestHostilePort(t *testing.T) {
 	const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + wire.PortProtocol + "\r\n\r\n"
 	zeros := make([]byte, 64<<10)
@@ -296,8 +314,8 @@ func TestHostilePort(t *testing.T) {
 	}
 }
 
-// What hangs on one agent leaves the way to another free, and one agent's
-// streams are bounded.
+// A call that hangs on one agent leaves the way to another free, and one agent's streams are
+// bounded.
 func TestHostileAgentIsAlone(t *testing.T) {
 	bad := fake(t, func(c net.Conn) { io.Copy(io.Discard, c) })
 	good := fake(t, say(ok+"Content-Length: 2\r\n\r\n{}", nil))

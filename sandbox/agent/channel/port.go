@@ -14,8 +14,8 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-// Port is a connection to a port of a program's inside. What comes by it is that
-// program's, or whoever's who stands in the agent's place.
+// Port is a connection to a port of a program's inside. Its bytes are that program's, or
+// those of anybody in the agent's place.
 type Port struct {
 	c       *Channel
 	conn    *conn

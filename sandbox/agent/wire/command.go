@@ -51,7 +51,7 @@ const (
 )
 
 // Range is what is kept of a stream: bytes From up to To, counted from the
-// first that the command wrote. What was before From is lost.
+// first that the command wrote. Output before From is lost.
 type Range struct {
 	From int64 `json:"from"`
 	To   int64 `json:"to"`

@@ -10,10 +10,7 @@
 // of it included, speaks for anyone.
 package wire
 
-import (
-	"net/netip"
-	"strconv"
-)
+import "net/netip"
 
 const (
 	// Port is below 1024, which some kernels keep for root. gVisor does not: what is
@@ -89,6 +86,3 @@ type Failure struct {
 	// Code is the shell's for a command that could not be started, or 0.
 	Code int `json:"code,omitempty"`
 }
-
-// Address is the agent's address in a sandbox.
-func Address(a netip.Addr) string { return a.String() + ":" + strconv.Itoa(Port) }

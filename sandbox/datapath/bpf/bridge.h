@@ -71,10 +71,35 @@ static __always_inline int resolve_udp(struct __sk_buff *skb, const struct frame
 	return own && alive() ? 0 : NO_RESOLVER;
 }
 
+// without_syn takes the SYN from a segment for a connection in TIME-WAIT. The kernel would
+// hand it to a listener of the host for that port (TCP_TW_SYN), whichever process has it.
+// Without it, the kernel's acknowledgement makes the sandbox reset the connection and try
+// again. To steer the SYN would not do: it is refused as a duplicate until TIME-WAIT ends.
+static __always_inline int without_syn(struct __sk_buff *skb)
+{
+	const __u32 tcp = ETH_HLEN + sizeof(struct iphdr);
+	__be16 was, is;
+
+	if (bpf_skb_load_bytes(skb, tcp + 12, &was, sizeof(was))) // data offset and flags
+		return MALFORMED;
+	is = was & ~bpf_htons(TCP_SYN);
+	if (bpf_l4_csum_replace(skb, tcp + offsetof(struct tcphdr, check), was, is, sizeof(is)) ||
+	    bpf_skb_store_bytes(skb, tcp + 12, &is, sizeof(is), BPF_F_RECOMPUTE_CSUM))
+		return MALFORMED;
+	return 0;
+}
+
+// answers_probe says whether a segment may be for another process's socket, which has
+// opened its connection then: no listener of such a process is ever given a SYN.
+static __always_inline int answers_probe(const struct frame *f, __u32 generation)
+{
+	return !f->opens && f->daddr[3] == cfg.gateway && is_probe_port(generation, f->sport);
+}
+
 // deliver_tcp finds the live socket of a packet first: of a connection that was
-// steered before, or one that the daemon itself opened. What has none, or that of
-// another process, is for the resolver or the gateway.
-static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f, const struct face *own)
+// steered before, or one that the daemon itself opened, or root's to a probe port. What
+// has none, or that of another process, is for the resolver or the gateway.
+static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f, const struct face *own, __u32 generation)
 {
 	int dns = f->daddr[3] == cfg.gateway && f->dport == bpf_htons(PORT_DNS);
 	struct bpf_sock_tuple t = {};
@@ -88,11 +113,8 @@ static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame
 
 		daemons = ours(sk);
 		bpf_sk_release(sk);
-		// TIME-WAIT too: steering a SYN past it would be refused as a
-		// duplicate until it ends, where the kernel's own acknowledgement
-		// makes the sandbox reset it and try again.
-		if (daemons && state != BPF_TCP_LISTEN)
-			return 0;
+		if (state != BPF_TCP_LISTEN && (daemons || answers_probe(f, generation)))
+			return f->opens && state == BPF_TCP_TIME_WAIT ? without_syn(skb) : 0;
 	}
 	if (own->offline)
 		return OFFLINE;
@@ -128,7 +150,7 @@ int bridge_in(struct __sk_buff *skb)
 		return pass(skb, 0);
 	switch (f.proto) {
 	case IPPROTO_TCP:
-		reason = deliver_tcp(skb, &f, own);
+		reason = deliver_tcp(skb, &f, own, generation);
 		break;
 	case IPPROTO_UDP:
 		reason = f.daddr[3] == cfg.gateway && f.dport == bpf_htons(PORT_DNS) ? resolve_udp(skb, &f) : UDP;

@@ -12,7 +12,7 @@ struct face {
 	__u32 link; // interface index of the host's end
 	__be32 address;
 	struct mac mac;
-	__u8 offline; // only answers of its agent to the host pass
+	__u8 offline; // only answers to the host pass: of its agent, and of its probe ports
 	__u8 pad;
 };
 
@@ -41,6 +41,35 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } ports SEC(".maps");
+
+// probe_ports are TCP ports of a sandbox that root's processes of this host may connect to.
+#define PROBE_PORTS 16
+
+struct probes {
+	__be16 port[PROBE_PORTS]; // 0: none
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32); // generation
+	__type(value, struct probes);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} probe_ports SEC(".maps");
+
+// Only what is not the daemon's is looked up, which no packet of a steered connection is.
+static __noinline int is_probe_port(__u32 generation, __u32 port)
+{
+	struct probes *p = bpf_map_lookup_elem(&probe_ports, &generation);
+
+	if (!p || !port)
+		return 0;
+	for (int i = 0; i < PROBE_PORTS; i++)
+		if (p->port[i] == port)
+			return 1;
+	return 0;
+}
 
 // Tables in front of the two maps, for what every packet needs: with many
 // sandboxes the maps' buckets and elements, a few cache lines for each, no longer

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The guard of the sandboxes' network: one program for each hook.
+// The guard of the sandboxes' network: one program for each hook. bridge.h has the program of
+// the bridge, port.h those of a sandbox's port.
 
 #include "bridge.h"
 #include "port.h"

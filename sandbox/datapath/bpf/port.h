@@ -41,14 +41,15 @@ static __always_inline int answerable(const struct frame *f)
 }
 
 // judge_ipv4 lets of an offline endpoint only pass what may be an answer of its
-// agent's: the bridge looks whether it is.
-static __always_inline int judge_ipv4(const struct frame *f, const struct face *own)
+// agent's or to a probe: the bridge looks whether it is.
+static __always_inline int judge_ipv4(const struct frame *f, const struct face *own, __u32 generation)
 {
 	__be32 to = f->daddr[3];
 
 	if (to != cfg.gateway && (to & cfg.mask) == cfg.subnet)
 		return EAST_WEST;
-	if (own->offline && (f->proto != IPPROTO_TCP || to != cfg.gateway || f->sport != bpf_htons(PORT_AGENT)))
+	if (own->offline && (f->proto != IPPROTO_TCP || to != cfg.gateway ||
+			     (f->sport != bpf_htons(PORT_AGENT) && !is_probe_port(generation, f->sport))))
 		return OFFLINE;
 	switch (f->proto) {
 	case IPPROTO_TCP:
@@ -100,7 +101,7 @@ int port_in(struct __sk_buff *skb)
 		return refuse(skb, generation, BAD_ADDRESS);
 	if (reason)
 		return refuse(skb, generation, reason);
-	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f, own);
+	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f, own, generation);
 	if (!reason)
 		return forward(skb, generation);
 	refuse(skb, generation, reason);
@@ -141,6 +142,20 @@ static __always_inline int from_daemon(struct __sk_buff *skb, const struct frame
 	return !reason && (!f->opens || bpf_map_lookup_elem(&opened, &key));
 }
 
+// from_root says whether a packet of this host that is not the daemon's is of a connection
+// that a process of root's has opened to a probe port. A listener's answer to a SYN is not.
+// A marked socket is the daemon's, whatever it has become. In TIME-WAIT the kernel no longer
+// knows whose it was: root's, for no other got there.
+static __always_inline int from_root(struct __sk_buff *skb, const struct frame *f, __u32 generation, int reason)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (reason || f->proto != IPPROTO_TCP || skb->mark == cfg.mark || f->saddr[3] != cfg.gateway ||
+	    (f->flags & TCP_SYN && !f->opens) || !is_probe_port(generation, f->dport))
+		return 0;
+	return (sk && sk->state == BPF_TCP_TIME_WAIT) || !bpf_get_socket_uid(skb);
+}
+
 // note counts a segment of a connection that the sandbox has opened. A sandbox can
 // answer the daemon's SYN with its own, and the daemon's socket that with both flags.
 // A probe's numbers are no connection's.
@@ -164,6 +179,7 @@ int port_out(struct __sk_buff *skb)
 	__u32 generation = 0;
 	int reason = parse(skb, &f);
 	const struct face *own = owner(skb, &generation);
+	int daemons;
 
 	if (!own)
 		return refuse(skb, 0, UNATTACHED);
@@ -179,9 +195,10 @@ int port_out(struct __sk_buff *skb)
 		return refuse(skb, generation, NOT_ADDRESSED);
 	// A packet has its socket's mark, which takes a capability to set (socket(7)):
 	// what a process of the host sends by itself has none. The kernel speaks ARP.
-	if (!skb->ingress_ifindex && f.ethertype != ETH_P_ARP && !from_daemon(skb, &f, generation, reason))
+	daemons = skb->ingress_ifindex || f.ethertype == ETH_P_ARP || from_daemon(skb, &f, generation, reason);
+	if (!daemons && !from_root(skb, &f, generation, reason))
 		return refuse(skb, generation, HOST_PROCESS);
-	if (f.proto == IPPROTO_TCP && !reason)
+	if (daemons && f.proto == IPPROTO_TCP && !reason)
 		note(skb, &f, generation);
 	count(skb, DELIVERED);
 	return TCX_NEXT;

@@ -12,8 +12,8 @@ import (
 const knownHosts = "/etc/ssh/ssh_known_hosts"
 
 // hosts has OpenSSH take the root's key for one that certifies hosts: the gateway shows a
-// certificate of it for each host whose SSH it speaks. What a line of the image says of a
-// host still counts.
+// certificate of it for each host whose SSH it speaks. A line of the image about a host
+// still counts.
 func (r *Root) hosts(ctx context.Context, f Files) error {
 	key, err := ssh.NewPublicKey(r.cert.PublicKey)
 	if err != nil {

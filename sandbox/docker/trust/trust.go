@@ -91,7 +91,7 @@ type Root struct {
 	dirs []string          // folders like hashed that the image has
 }
 
-// NewRoot parses a PEM certificate. What the image's environment already points
+// NewRoot parses a PEM certificate. A variable that the image's environment already points
 // elsewhere stays so, and is merged there.
 func NewRoot(text []byte, image map[string]string) (*Root, error) {
 	block, rest := pem.Decode(text)

@@ -25,7 +25,7 @@ var events = []string{
 
 // objects are those that its events have, with what they extend.
 var objects = []string{
-	"object", "_entity", "_resource", "actor", "ai_model", "analytic", "api", "attestation", "container", "dns_query", "_dns", "endpoint", "evidences",
+	"object", "_entity", "_resource", "actor", "ai_model", "analytic", "api", "attestation", "container", "device", "dns_query", "_dns", "endpoint", "evidences",
 	"finding_info", "fingerprint", "firewall_rule", "http_request", "http_response", "image", "key_value_object", "managed_entity",
 	"message_context", "metadata", "network_connection_info", "network_endpoint", "network_proxy", "network_traffic", "policy",
 	"product", "related_event", "request", "resource_details", "response", "rule", "service", "tls", "url", "user",
