@@ -41,6 +41,18 @@ func newest(c history.Commit) string {
 	return text
 }
 
+// recordsSlowly has begun to record a first version, and that takes long.
+func recordsSlowly(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.writes("memories/a.md", "one\n")
+	begun := make(chan struct{})
+	r.during = func() { close(begun); time.Sleep(long) }
+	r.Changed(t.Context(), r.o, memory.Cause{Operation: memory.ByCommand, Command: "sh"})
+	<-begun
+	return r
+}
+
 // A version that takes long to be recorded is not ended by its own wait, nor by that for
 // another one.
 func TestSlowRecordingIsKept(t *testing.T) {
@@ -55,12 +67,7 @@ func TestSlowRecordingIsKept(t *testing.T) {
 		}
 	})
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
-		r.writes("memories/a.md", "one\n")
-		begun := make(chan struct{})
-		r.during = func() { close(begun); time.Sleep(long) }
-		r.Changed(t.Context(), r.o, memory.Cause{Operation: memory.ByCommand, Command: "sh"})
-		<-begun
+		r := recordsSlowly(t)
 		must.OK(t, os.WriteFile(r.path("memories/a.md"), []byte("two\n"), 0o666))
 		must.OK(t, r.Record(t.Context(), r.o, memory.Cause{Operation: memory.Restored, From: "calm"}))
 		list := r.commits()
@@ -82,12 +89,7 @@ func TestSlowRecordingIsKept(t *testing.T) {
 // A version that has waited for long waits for no further operation of a caller's.
 func TestNoOperationBeforeAVersionThatHurries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
-		r.writes("memories/a.md", "one\n")
-		begun := make(chan struct{})
-		r.during = func() { close(begun); time.Sleep(long) }
-		r.Changed(t.Context(), r.o, memory.Cause{Operation: memory.ByCommand, Command: "sh"})
-		<-begun
+		r := recordsSlowly(t)
 		asked := make(chan error, 1)
 		go func() {
 			_, err := r.Commits(t.Context(), r.o, keeper.HistoryRequest{})

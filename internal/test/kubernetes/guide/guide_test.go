@@ -164,6 +164,13 @@ func (r *reader) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
+// nudge has the kubelet look at pods' volumes again, as it does when a pod changes, and else
+// within about a minute.
+func (r *reader) nudge(t *testing.T, args ...string) {
+	t.Helper()
+	r.kubectl(t, append(args, "annotate", "--overwrite", "pods", "--all", "seen="+time.Now().Format("150405.000000"))...)
+}
+
 // served waits until a pod's request gets the credential.
 func (r *reader) served(t *testing.T, pod string) {
 	t.Helper()
@@ -211,13 +218,8 @@ func (r *reader) rotation(t *testing.T) {
 		must.OK(t, err)
 		r.kubectl(t, "patch", "clustertrustbundle", "sallyport", "--type=merge", "-p", string(patch))
 	}
-	// A kubelet looks at volumes again when a pod changes, else within about a minute.
-	nudge := func(args ...string) {
-		t.Helper()
-		r.kubectl(t, append(args, "annotate", "--overwrite", "pods", "--all", "seen="+time.Now().Format("150405.000000"))...)
-	}
 	bundle(first, second)
-	must.Soon(t, "both roots in the sandbox", func() bool { nudge(); return roots() == 2 })
+	must.Soon(t, "both roots in the sandbox", func() bool { r.nudge(t); return roots() == 2 })
 	r.served(t, "box")
 	// The chain that the sandbox is shown ends in the node's intermediate.
 	intermediate := func() string {
@@ -234,13 +236,13 @@ func (r *reader) rotation(t *testing.T) {
 	}
 	must.OK(t, r.c.Apply(t.Context(), issuer))
 	must.Soon(t, "the new intermediate on the node", func() bool {
-		nudge("-n", "sallyport")
+		r.nudge(t, "-n", "sallyport")
 		shown := intermediate()
 		return shown != "" && strings.Contains(is, shown)
 	})
 	r.served(t, "box")
 	bundle(second)
-	must.Soon(t, "the new root alone in the sandbox", func() bool { nudge(); return roots() == 1 })
+	must.Soon(t, "the new root alone in the sandbox", func() bool { r.nudge(t); return roots() == 1 })
 	r.served(t, "box")
 }
 

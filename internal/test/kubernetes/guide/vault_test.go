@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/vaultcore"
@@ -76,8 +75,8 @@ func (r *reader) vault(t *testing.T) {
 	r.kubectl(t, "patch", "clustertrustbundle", "sallyport", "--type=merge", "-p", string(patch))
 	r.kubectl(t, "-n", "sallyport", "rollout", "restart", "ds/sallyport")
 	r.kubectl(t, "-n", "sallyport", "rollout", "status", "ds/sallyport", "--timeout=3m")
-	must.Soon(t, "the cluster's root in the sandbox", func() bool { // as the kubelet looks at the pod again
-		r.kubectl(t, "annotate", "--overwrite", "pods", "--all", "seen="+time.Now().Format("150405.000000"))
+	must.Soon(t, "the cluster's root in the sandbox", func() bool {
+		r.nudge(t)
 		return strings.Contains(r.kubectl(t, "exec", "box", "--", "cat", "/etc/sallyport/ca.crt"), strings.TrimSpace(v.root))
 	})
 	r.served(t, "box")
