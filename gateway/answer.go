@@ -14,6 +14,7 @@ import (
 	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/credential/sigv4"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/placeholder"
 	"sallyport/gateway/upstream"
@@ -38,10 +39,10 @@ func denied(d policy.Decision, id, where string) *answer.Answer {
 	a := answer.Denied(d, id, where)
 	switch {
 	case d.Approval != nil, d.Action == policy.Approve, d.Err != nil:
-	case errors.Is(d.Unjudged, errUnpriced):
+	case errors.Is(d.Unjudged, limits.ErrUnpriced):
 		a.Remedy = unpricedRemedy
 	case d.RuleType == policy.TypeLimit:
-		limited(a, &exceededError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
+		limited(a, &limits.ExceededError{Rule: d.Rule, Reason: d.Reason, Retry: d.Retry})
 	case d.RuleType == "floor" && d.Rule == FoundLimit:
 		a.Remedy = "Stop here: nothing leaves until an operator has looked at the audit log and run: sallyport limits reset " + FoundLimit
 	}
@@ -49,17 +50,17 @@ func denied(d policy.Decision, id, where string) *answer.Answer {
 }
 
 // limited makes a the answer to what a limit has no room for.
-func limited(a *answer.Answer, e *exceededError) {
-	a.Status, a.Rule = e.status(), e.rule
-	if e.unpriced {
+func limited(a *answer.Answer, e *limits.ExceededError) {
+	a.Status, a.Rule = e.Status(), e.Rule
+	if e.Unpriced {
 		a.Remedy = unpricedRemedy
 		return
 	}
-	if e.retry == 0 {
+	if e.Retry == 0 {
 		a.Remedy = "Do not retry: send less in one request, or ask an operator to change the limit."
 		return
 	}
-	a.Retry = int64((e.retry + time.Second - 1) / time.Second)
+	a.Retry = int64((e.Retry + time.Second - 1) / time.Second)
 	a.Remedy = fmt.Sprintf("Wait, and try again after %d seconds. An operator can change the limit, or run: sallyport limits reset", a.Retry)
 }
 
@@ -67,7 +68,7 @@ func limited(a *answer.Answer, e *exceededError) {
 // where an error becomes a status.
 func failed(err error, id string) *answer.Answer {
 	a := &answer.Answer{Status: status(err), Reason: explain(err), Decision: id}
-	var over *exceededError
+	var over *limits.ExceededError
 	if errors.As(err, &over) {
 		limited(a, over)
 		return a
@@ -107,7 +108,7 @@ func failed(err error, id string) *answer.Answer {
 func status(err error) int {
 	var reach *upstream.Error
 	var gone *live.Revoked
-	var over *exceededError
+	var over *limits.ExceededError
 	var bad *credential.RequestError
 	switch {
 	case errors.As(err, &gone):
@@ -119,7 +120,7 @@ func status(err error) int {
 	case errors.Is(err, sigv4.ErrChunks):
 		return http.StatusBadRequest
 	case errors.As(err, &over):
-		return over.status()
+		return over.Status()
 	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), errors.Is(err, sent.ErrUnsaved), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
@@ -148,7 +149,7 @@ func explain(err error) string {
 	var gone *live.Revoked
 	var found *placeholder.FoundError
 	leased, isLease := leaseOf(err)
-	var over *exceededError
+	var over *limits.ExceededError
 	var bad *credential.RequestError
 	switch {
 	case errors.As(err, &gone):
@@ -158,7 +159,7 @@ func explain(err error) string {
 	case errors.Is(err, sigv4.ErrChunks):
 		return sigv4.ErrChunks.Error()
 	case errors.As(err, &over):
-		return over.reason
+		return over.Reason
 	case errors.As(err, &found): // also while the body was read to be signed
 		return found.Error()
 	case isLease:

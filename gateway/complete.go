@@ -32,7 +32,7 @@ func (q *request) complete(r *http.Request) {
 			p = nil
 		}
 	}
-	why := q.grant.meter.err()
+	why := q.grant.meter.Err()
 	if q.grant.handle.Revoked() != nil {
 		why = errors.New(live.NoLonger)
 	}
@@ -46,7 +46,7 @@ func (q *request) complete(r *http.Request) {
 	q.placeholders.Close()
 	q.signed.Drop()
 	q.heads.Release()
-	q.grant.meter.end()
+	q.grant.meter.End()
 	if p != nil || broken {
 		panic(http.ErrAbortHandler)
 	}
@@ -140,7 +140,7 @@ func forgotten(lost map[string]int) string {
 // outcome is the error that ended the request, nil for success.
 func (q *request) outcome() error {
 	err := q.err
-	if over := q.grant.meter.err(); over != nil {
+	if over := q.grant.meter.Err(); over != nil {
 		err = over // whatever came of it
 	}
 	why := q.grant.handle.Revoked()
@@ -172,7 +172,7 @@ func (q *request) endCall(r *http.Request) bool {
 		return false
 	}
 	a := q.revoked()
-	if over := q.grant.meter.err(); a == nil && over != nil {
+	if over := q.grant.meter.Err(); a == nil && over != nil {
 		a = failed(over, q.allowed.ID())
 	}
 	if a == nil {

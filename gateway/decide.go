@@ -9,6 +9,7 @@ import (
 	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/turn"
 	"sallyport/policy"
@@ -19,8 +20,8 @@ import (
 type grant struct {
 	decision policy.Decision
 	handle   live.Handle       // once it is allowed
-	meter    *limitMeter       // nil where no limit bounds it
-	tokens   *tokenMeter       // nil where no limit bounds tokens
+	meter    *limits.Meter       // nil where no limit bounds it
+	tokens   *limits.TokenMeter       // nil where no limit bounds tokens
 	ahead    *bodies.ReadAhead // the body, nil unless it was read to be approved
 }
 
@@ -68,7 +69,8 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 		return d, q.deny(r, d)
 	}
 	q.sent.meter, q.got.meter, q.out.meter = q.grant.meter, q.grant.meter, q.grant.meter
-	q.countTokens(r)
+	q.grant.tokens = q.grant.meter.CountTokens(r, q.form.seen.Path, q.form.upgrade)
+	q.got.tokens = q.grant.tokens
 	return d, nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/grpc"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/websocket"
 )
@@ -30,7 +31,7 @@ type responseWriter struct {
 	in     *atomic.Int64                  // what a WebSocket's client sends
 	// messages are those of a gRPC call; nil for what is none.
 	messages *grpc.Messages
-	meter    *limitMeter
+	meter    *limits.Meter
 }
 
 func (w *responseWriter) WriteHeader(code int) {
@@ -116,7 +117,7 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c := w.take(conn)
 	early := rw.Reader.Buffered() // goproxy sends these on first
 	w.in.Add(int64(early))
-	_ = w.meter.spend(early) // the next read or write says so
+	_ = w.meter.Spend(early) // the next read or write says so
 	ahead, _ := rw.Reader.Peek(early)
 	if !c.Ahead(ahead) { // the next read says so
 		rw.Reader.Reset(nothing{})
@@ -126,7 +127,7 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 func (w *responseWriter) take(conn net.Conn) *websocket.Conn {
 	c := websocket.NewConn(conn)
-	c.In, c.Out, c.End, c.Spend, c.Gone = w.in, &w.written, &w.ended, w.meter.spend, errClient
+	c.In, c.Out, c.End, c.Spend, c.Gone = w.in, &w.written, &w.ended, w.meter.Spend, errClient
 	w.taken.Store(c)
 	return c
 }

@@ -15,6 +15,7 @@ import (
 	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/form"
+	"sallyport/gateway/limits"
 )
 
 // errClient says that the sandbox's end of a connection is gone.
@@ -92,8 +93,8 @@ type responseBody struct {
 	own      *scrub.Scrubber // for this request's signatures, nil where it has none
 	strict   bool            // the host had been sent a credential before, or is by this request
 	err      error           // but for io.EOF
-	meter    *limitMeter
-	tokens   *tokenMeter   // nil where no tokens are counted
+	meter    *limits.Meter
+	tokens   *limits.TokenMeter   // nil where no tokens are counted
 	stall    time.Duration // the longest time between two reads of the sandbox
 	patience *time.Timer   // for that, nil where nothing is held
 
@@ -165,7 +166,7 @@ func (b *responseBody) scrub() error {
 	if b.tokens == nil {
 		err = b.scrubber.Pass(resp, b.hit, b.searched)
 	} else {
-		err = b.scrubber.Open(resp, b.hit, func() bool { return !b.meter.lenient || b.searched() })
+		err = b.scrubber.Open(resp, b.hit, func() bool { return !b.meter.Lenient() || b.searched() })
 	}
 	if err != nil || b.own == nil {
 		return err
@@ -216,9 +217,9 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.ReadCloser.Read(p)
 	if b.tokens != nil {
-		b.tokens.read(p[:n], err)
+		b.tokens.Feed(p[:n], err)
 	}
-	if over := b.meter.spend(n); over != nil {
+	if over := b.meter.Spend(n); over != nil {
 		n, err = 0, over
 	}
 	if err != nil && err != io.EOF {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/gateway/form"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/websocket"
 )
 
@@ -25,7 +26,7 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 	}
 	q.informing.end()
 	if err != nil {
-		if over := q.grant.meter.err(); over != nil {
+		if over := q.grant.meter.Err(); over != nil {
 			return nil, over
 		}
 		if found := q.placeholders.Stolen(); found != nil {
@@ -65,7 +66,7 @@ func (q *request) send(r *http.Request) (*http.Response, error) {
 	}
 	q.got.response = resp
 	if q.grant.tokens != nil {
-		q.grant.tokens.answered(resp)
+		q.grant.tokens.Answered(resp)
 	}
 	if resp.Body != http.NoBody {
 		q.got.ReadCloser, q.got.raw = resp.Body, resp.Body
@@ -120,7 +121,7 @@ type requestBody struct {
 	stall time.Duration // how long the sandbox may take for each piece, 0 for ever
 	heard atomic.Bool   // the upstream has answered: both may now take their time
 
-	meter   *limitMeter
+	meter   *limits.Meter
 	from    *http.Request // whose trailers the connection fills in at the end
 	trailer http.Header   // what leaves of them
 }
@@ -175,7 +176,7 @@ func (b *requestBody) next(p []byte) (int, error) {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	n, err := b.next(p)
-	if over := b.meter.upload(n, b.read.Add(int64(n))); over != nil {
+	if over := b.meter.Upload(n, b.read.Add(int64(n))); over != nil {
 		return 0, over
 	}
 	switch {

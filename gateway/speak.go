@@ -23,6 +23,7 @@ import (
 	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/event"
 	"sallyport/gateway/form"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/wire"
@@ -107,7 +108,7 @@ func (s spoken) Ask(ctx context.Context, r wire.Request) (wire.Grant, error) {
 		g.live.Leave(&q.handle)
 		return nil, q.deny(d)
 	}
-	q.meter.unreadable()
+	q.meter.Unreadable()
 	return q.record(ctx, d)
 }
 
@@ -123,7 +124,7 @@ type exchange struct {
 	events   audit.Exchange
 	decision policy.Decision
 	handle   live.Handle
-	meter    *limitMeter
+	meter    *limits.Meter
 	allowed  *audit.Event
 	used     []audit.CredentialUse
 	sentWith []*sent.Use
@@ -365,13 +366,13 @@ func (q *exchange) DialTLS(ctx context.Context, at netip.Addr, ask func(net.Conn
 // Sent implements wire.Grant.
 func (q *exchange) Sent(n int) error {
 	q.out.Add(int64(n))
-	return q.meter.spend(n)
+	return q.meter.Spend(n)
 }
 
 // Received implements wire.Grant.
 func (q *exchange) Received(n int) error {
 	q.in.Add(int64(n))
-	return q.meter.spend(n)
+	return q.meter.Spend(n)
 }
 
 // Scrub implements wire.Grant.
@@ -423,7 +424,7 @@ func (q *exchange) End(err error) string {
 	g := q.gateway
 	g.live.Leave(&q.handle)
 	q.Cut()
-	q.meter.end()
+	q.meter.End()
 	for _, u := range q.sentWith {
 		q.secrets.Release(u)
 	}
@@ -432,7 +433,7 @@ func (q *exchange) End(err error) string {
 		err = q.ended
 	}
 	q.mu.Unlock()
-	if over := q.meter.err(); over != nil {
+	if over := q.meter.Err(); over != nil {
 		err = over
 	}
 	if why := q.handle.Revoked(); why != nil {
@@ -473,7 +474,7 @@ func (q *exchange) End(err error) string {
 	if q.far != nil && c.Proxy == nil {
 		event.Reached(&q.events, c, upstream.RemoteOf(q.far))
 	}
-	c.SetTokens(g.unreported(q.meter, q.out.Load(), q.in.Load()))
+	c.SetTokens(g.charged(q.meter.Unread(q.out.Load(), q.in.Load())))
 	event.Finished(&q.events, c, time.Since(q.started), 0, q.in.Load(), q.out.Load(), 0)
 	g.enqueue(c)
 	switch {

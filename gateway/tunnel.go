@@ -13,6 +13,7 @@ import (
 	"sallyport/audit/auditlog"
 	"sallyport/gateway/answer"
 	"sallyport/gateway/event"
+	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/tcp"
@@ -76,7 +77,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	defer g.live.Leave(&t.handle)
 	c := t.connection
 	d := g.unpricedTunnel(t.decision)
-	var m *limitMeter
+	var m *limits.Meter
 	if d.Action == policy.Tunnel {
 		m, d = g.takeLimits(c.identity.Sandbox, d, -1)
 	}
@@ -84,8 +85,8 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 		g.deny(c, d)
 		return
 	}
-	defer m.end()
-	m.unreadable()
+	defer m.End()
+	m.Unreadable()
 	x := new(audit.Exchange)
 	e := decision(x, c.peer, c.target, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = event.TCP(event.Outbound)
@@ -121,7 +122,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 		return
 	}
 	out, in, err := splice(c, far, func() error { return g.checkLateTLS(ctx, t) }, m)
-	if over := m.err(); over != nil {
+	if over := m.Err(); over != nil {
 		err = over
 	}
 	err = t.outcome(err)
@@ -132,7 +133,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	if done.Proxy == nil {
 		event.Reached(x, done, upstream.RemoteOf(far))
 	}
-	done.SetTokens(g.unreported(m, out, in))
+	done.SetTokens(g.charged(m.Unread(out, in)))
 	g.enqueue(done)
 }
 
@@ -182,7 +183,7 @@ func (t *tunnel) outcome(err error) error {
 // splice copies both ways until both directions have ended or either failed,
 // and closes both ends. Nothing goes out where check fails. Between two TCP
 // connections the kernel copies, unless bytes are limited.
-func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (out, in int64, err error) {
+func splice(near *connection, far net.Conn, check func() error, m *limits.Meter) (out, in int64, err error) {
 	defer near.Close()
 	defer far.Close()
 	// How the first direction ended is how the tunnel did: after a regular end
@@ -194,14 +195,14 @@ func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (
 		var rest int64
 		err := check()
 		if err == nil {
-			err = m.spend(len(near.Seen))
+			err = m.Spend(len(near.Seen))
 		}
 		if err == nil {
 			n, err = far.Write(near.Seen)
 			near.Seen = nil
 		}
 		if err == nil {
-			rest, err = io.Copy(far, m.through(near.Conn.Conn))
+			rest, err = io.Copy(far, m.Through(near.Conn.Conn))
 		}
 		out = int64(n) + rest
 		ends <- cmp.Or(err, tcp.Reset(near.Conn.Conn))
@@ -209,7 +210,7 @@ func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (
 	})
 	wg.Go(func() {
 		var err error
-		in, err = io.Copy(near.Conn.Conn, m.through(far))
+		in, err = io.Copy(near.Conn.Conn, m.Through(far))
 		ends <- cmp.Or(err, tcp.Reset(far))
 		finish(near, far, err)
 	})

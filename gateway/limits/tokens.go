@@ -1,4 +1,4 @@
-package gateway
+package limits
 
 import (
 	"errors"
@@ -12,14 +12,12 @@ import (
 	"sallyport/policy/limit"
 )
 
-// errUnpriced says why a limit of cost denies.
-var errUnpriced = errors.New("its model has no price")
+// ErrUnpriced says why a limit of cost denies.
+var ErrUnpriced = errors.New("its model has no price")
 
-const unpricedRemedy = "Do not retry it as it is: ask for a model that has a price, in a JSON body that names it, or ask an operator to add one to prices."
-
-// tokenMeter counts the tokens of one request.
-type tokenMeter struct {
-	meter  *limitMeter
+// TokenMeter counts the tokens of one request.
+type TokenMeter struct {
+	meter  *Meter
 	path   string        // the model that the path names
 	ask    *modelSniffer // nil where the body need not say
 	reads  bool          // by a method that asks a model nothing
@@ -28,8 +26,8 @@ type tokenMeter struct {
 	socket bool          // its bytes have been charged as they went
 }
 
-// charging tells whether some limit counts tokens, and which bounds their cost.
-func charging(d policy.Decision) (counts bool, cost *policy.Applied) {
+// Charging tells whether some limit counts tokens, and which bounds their cost.
+func Charging(d policy.Decision) (counts bool, cost *policy.Applied) {
 	for i := range d.Limits {
 		counts = counts || d.Limits[i].Charges()
 		if d.Limits[i].Cost > 0 {
@@ -39,70 +37,47 @@ func charging(d policy.Decision) (counts bool, cost *policy.Applied) {
 	return counts, cost
 }
 
-func unpriced(rule, why string) *exceededError {
-	return &exceededError{rule: rule, reason: "limit " + rule + ": " + why, unpriced: true}
+// Unpriced is what a limit of cost says of a request whose cost it cannot bound.
+func Unpriced(rule, why string) *ExceededError {
+	return &ExceededError{Rule: rule, Reason: "limit " + rule + ": " + why, Unpriced: true}
 }
 
-// priced denies a request whose path names a model without a price. A body is looked at
-// later: see [modelSniffer].
-func (q *request) priced(d policy.Decision) policy.Decision {
-	_, cost := charging(d)
-	if cost == nil {
-		return d
-	}
-	if q.form.upgrade {
-		return q.gateway.exceeded(d, unpriced(cost.Name, "nobody can see what a WebSocket costs"))
-	}
-	if model := meter.InPath(q.form.seen.Path); model != "" {
-		if _, ok := cost.Prices.Of(model); !ok {
-			return q.gateway.exceeded(d, unpriced(cost.Name, "the model has no price"))
-		}
-	}
-	return d
-}
-
-// unpricedTunnel denies what is carried unread and whose cost a limit bounds.
-func (g *Gateway) unpricedTunnel(d policy.Decision) policy.Decision {
-	if _, cost := charging(d); cost != nil && (d.Action == policy.Tunnel || d.Action == policy.Allow) {
-		return g.exceeded(d, unpriced(cost.Name, "nobody can see what a tunnel costs"))
-	}
-	return d
-}
-
-// unreadable has all bytes charged as tokens: nothing in them can be read.
-func (m *limitMeter) unreadable() {
+// Unreadable has all bytes charged as tokens: nothing in them can be read.
+func (m *Meter) Unreadable() {
 	if m != nil && m.use.Charged() {
 		m.unread = true
 	}
 }
 
-// countTokens begins to count the tokens of an allowed request, where a limit does.
-func (q *request) countTokens(r *http.Request) {
-	if q.grant.meter == nil || !q.grant.meter.use.Charged() {
-		return
+// CountTokens begins to count the tokens of an allowed request, where a limit does: else it
+// returns nil. path is the request's, upgrade says that it asks for a WebSocket. It may give
+// the request another body.
+func (m *Meter) CountTokens(r *http.Request, path string, upgrade bool) *TokenMeter {
+	if m == nil || !m.use.Charged() {
+		return nil
 	}
-	t := &tokenMeter{meter: q.grant.meter, path: meter.InPath(q.form.seen.Path), socket: q.form.upgrade}
-	q.grant.tokens, q.got.tokens = t, t
-	if q.form.upgrade {
-		q.grant.meter.unreadable()
-		return
+	t := &TokenMeter{meter: m, path: meter.InPath(path), socket: upgrade}
+	if upgrade {
+		m.Unreadable()
+		return t
 	}
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete:
 		t.reads = true
 	}
-	if r.Body == nil || r.Body == http.NoBody || q.grant.meter.costed == "" {
-		return
+	if r.Body == nil || r.Body == http.NoBody || m.costed == "" {
+		return t
 	}
 	t.ask = &modelSniffer{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: meter.NewAsk()}
 	r.Body = t.ask
+	return t
 }
 
 // modelSniffer is a request's body on its way out. Its last byte leaves only when it has
 // named a model that has a price: a server does not act on less.
 type modelSniffer struct {
 	io.ReadCloser
-	bill  *tokenMeter
+	bill  *TokenMeter
 	left  int64 // until the end; less than none where that is not known
 	model *meter.Ask
 	// rates are the highest of the models that were named, nil before it is known
@@ -158,18 +133,18 @@ func (a *modelSniffer) judge() error {
 		a.rates.Store(&rates)
 		return nil
 	}
-	m.over.CompareAndSwap(nil, unpriced(m.costed, why))
-	return m.err()
+	m.over.CompareAndSwap(nil, Unpriced(m.costed, why))
+	return m.Err()
 }
 
 // refused tells whether a request was broken off since its model has no price.
-func (m *limitMeter) refused() bool {
+func (m *Meter) refused() bool {
 	over := m.over.Load()
-	return over != nil && over.unpriced
+	return over != nil && over.Unpriced
 }
 
-// answered begins to read an answer.
-func (t *tokenMeter) answered(resp *http.Response) {
+// Answered begins to read the answer.
+func (t *TokenMeter) Answered(resp *http.Response) {
 	kind := ""
 	if values := resp.Header["Content-Type"]; len(values) == 1 {
 		kind = values[0]
@@ -178,8 +153,8 @@ func (t *tokenMeter) answered(resp *http.Response) {
 	t.answer = meter.NewReader(kind)
 }
 
-// read takes what comes of an answer.
-func (t *tokenMeter) read(p []byte, err error) {
+// Feed takes what has come of the answer; err is that of its read.
+func (t *TokenMeter) Feed(p []byte, err error) {
 	if t.answer == nil {
 		return
 	}
@@ -192,7 +167,7 @@ func (t *tokenMeter) read(p []byte, err error) {
 // used is the use of an ended request as its answer reports it. Where an answer of success
 // reports none, or ended before its report was final, each byte of the request's body and
 // of the answer's text counts as a token, which is no less than the use; estimated says so.
-func (t *tokenMeter) used(sent int64) (r meter.Report, estimated bool) {
+func (t *TokenMeter) used(sent int64) (r meter.Report, estimated bool) {
 	switch {
 	case t.answer != nil:
 		r = t.answer.Report()
@@ -211,7 +186,7 @@ func (t *tokenMeter) used(sent int64) (r meter.Report, estimated bool) {
 
 // rates are what its tokens cost: the highest of what was asked for and of what
 // has answered, or the highest of all where neither has a price.
-func (t *tokenMeter) rates(answered string) policy.Rates {
+func (t *TokenMeter) rates(answered string) policy.Rates {
 	prices := t.meter.prices
 	rates, ok := prices.Of(t.path)
 	if t.ask != nil {
@@ -234,35 +209,31 @@ func costOf(t meter.Tokens, at policy.Rates) limit.Money {
 		Plus(at.CacheWrite.For(t.CacheWrite)).Plus(at.Output.For(t.Out))
 }
 
-// charge takes the use of an ended request off its limits, and returns what its
-// event says of that; nil where no limit counts it.
-func (q *request) charge() *audit.Tokens {
-	t := q.grant.tokens
-	switch {
-	case t == nil:
-		return nil
-	case t.socket:
-		return q.gateway.unreported(q.grant.meter, q.sent.read.Load(), q.out.written.Load())
+// Charge takes the use of an ended request off its limits, and returns what its event says
+// of that, with the cost. out and in are the bytes of its body and of its answer's.
+func (t *TokenMeter) Charge(out, in int64) (*audit.Tokens, limit.Money) {
+	if t.socket {
+		return t.meter.Unread(out, in)
 	}
-	r, estimated := t.used(q.sent.read.Load())
+	r, estimated := t.used(out)
 	e := &audit.Tokens{Model: r.Model, In: r.In, Out: r.Out, Cached: r.Cached, CacheWrite: r.CacheWrite, Estimated: estimated}
 	if e.Model == "" {
 		e.Model = t.path
 	}
 	var cost limit.Money
-	if q.grant.meter.costed != "" {
+	if t.meter.costed != "" {
 		cost = costOf(r.Tokens, t.rates(r.Model))
 		e.Cost = cost.String()
 	}
-	_ = q.grant.meter.use.Charge(r.Sum(), cost) // nothing goes on that it could break off
-	q.gateway.metrics.charged(e, cost)
-	return e
+	_ = t.meter.use.Charge(r.Sum(), cost) // nothing goes on that it could break off
+	return e, cost
 }
 
-// unreported is what an event says of bytes that were charged as tokens.
-func (g *Gateway) unreported(m *limitMeter, out, in int64) *audit.Tokens {
+// Unread is what an event says of bytes that were charged as tokens, nil for none, with
+// their cost.
+func (m *Meter) Unread(out, in int64) (*audit.Tokens, limit.Money) {
 	if m == nil || !m.unread {
-		return nil
+		return nil, 0
 	}
 	e := &audit.Tokens{In: out, Out: in, Estimated: true}
 	var cost limit.Money
@@ -270,6 +241,5 @@ func (g *Gateway) unreported(m *limitMeter, out, in int64) *audit.Tokens {
 		cost = m.prices.Highest().Output.For(out + in)
 		e.Cost = cost.String()
 	}
-	g.metrics.charged(e, cost)
-	return e
+	return e, cost
 }
