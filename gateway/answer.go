@@ -1,10 +1,14 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
+	"strconv"
 	"time"
 
 	"sallyport/gateway/answer"
@@ -17,6 +21,7 @@ import (
 	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
 	"sallyport/gateway/placeholder"
+	"sallyport/gateway/tokenendpoint"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/websocket"
 	"sallyport/gateway/wire"
@@ -263,4 +268,29 @@ func repair(err error) string {
 		return "An operator must let Sallyport's login at the secret's source read it."
 	}
 	return "An operator must look at Sallyport's log."
+}
+
+// answerToken answers a request at a token endpoint whose login the broker keeps, and nothing
+// of it leaves. It returns nil where the decision names no such endpoint.
+func (q *request) answerToken(r *http.Request) *http.Response {
+	inject := q.grant.decision.Inject
+	i := slices.IndexFunc(inject, func(i policy.Injection) bool { return i.Inject.TokenEndpoint })
+	if i < 0 {
+		return nil
+	}
+	name, own := inject[i].Credential, ""
+	if q.gateway.placeholders != nil {
+		own = q.gateway.placeholders(q.identity.ID).Text(name)
+	}
+	q.said = "the gateway answered in the place of the token endpoint of " + name + ", and nothing was sent"
+	status, text := tokenendpoint.Answer(r, own)
+	q.out.length = int64(len(text))
+	return &http.Response{
+		StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
+		Header: http.Header{
+			"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(text))}, "Cache-Control": {"no-store"},
+			answer.DecisionHeader: {q.allowed.ID()},
+		},
+		Body: io.NopCloser(bytes.NewReader(text)), ContentLength: int64(len(text)),
+	}
 }

@@ -60,8 +60,8 @@ func (g *Gateway) hold(p *peer, d policy.Decision) *hold {
 // approval, the verdict is zero.
 func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, approval.Verdict, error) {
 	g := h.gateway
-	g.metrics.held.Inc()
-	defer g.metrics.held.Dec()
+	g.metrics.Held.Inc()
+	defer g.metrics.Held.Dec()
 	var id string
 	var woken <-chan struct{}
 	stop := func() {}

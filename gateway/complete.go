@@ -82,7 +82,7 @@ func (q *request) recordCompletion() {
 		for _, name := range names {
 			s.Found = append(s.Found, audit.CredentialUse{Name: name})
 		}
-		q.gateway.metrics.scrubbed.Add(float64(n))
+		q.gateway.metrics.Scrubbed.Add(float64(n))
 	}
 	if strays > 0 {
 		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"

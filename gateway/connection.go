@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -115,7 +116,7 @@ func (g *Gateway) admitConnection(c *connection) bool {
 		return false
 	}
 	if err != nil {
-		g.metrics.aborted.Inc()
+		g.metrics.Aborted.Inc()
 		if !tcp.ClientLeft(err) { // or it was one of several that a client tries at once
 			g.unfinished(c.peer, c.target, "opening", silence)
 		}
@@ -269,7 +270,7 @@ func (g *Gateway) endTLS(c *connection, protocols ...string) *tls.Conn {
 	_ = c.SetDeadline(time.Now().Add(g.handshake))
 	if err := conn.Handshake(); err != nil {
 		// Most often a client that does not trust its sandbox's authority.
-		g.metrics.handshakes.Inc()
+		g.metrics.Handshakes.Inc()
 		g.logger.Info("a sandbox did not finish its TLS handshake", "sandbox", c.identity.Name, "name", c.leaf(), "error", err)
 		// One that was to be told of a denial is recorded already, and a client that
 		// goes away in the middle may have had enough of waiting.
@@ -293,7 +294,7 @@ const (
 // silent records a connection that was set up and on which no request came in time. A
 // denial that was never asked for is recorded already.
 func (g *Gateway) silent(s *session, reason string) {
-	g.metrics.aborted.Inc()
+	g.metrics.Aborted.Inc()
 	if s.answer == nil {
 		g.unfinished(s.peer, s.target, "opening", reason)
 	}
@@ -348,4 +349,56 @@ var forms = map[int]string{
 	http.StatusTooManyRequests:             "Wait until requests with large heads that are under way have ended, or send smaller ones.",
 	http.StatusNotImplemented:              "Send the body with a Content-Length, or with Transfer-Encoding: chunked, once and nothing besides.",
 	http.StatusHTTPVersionNotSupported:     "Speak HTTP/1.1, or HTTP/2 from the connection's first byte on.",
+}
+
+// accountEvery is how often a connection is looked at until something is recorded of it.
+// The datapath's flows are compared with the audit log: see internal/reconcile.
+const accountEvery = 2500 * time.Millisecond
+
+// Reasons of connections about which nothing is decided.
+const (
+	undecidedYet = "nothing is decided yet about what the connection has sent"
+	undecidedEnd = "the connection ended before anything was decided about what it had sent"
+)
+
+// account sees to it that a connection that has sent bytes is in the audit log, soon after
+// its first byte and at its end, whether or not that came to a request.
+type account struct {
+	gateway *Gateway
+	peer    *peer
+	target  target // as it was dialled
+	timer   *time.Timer
+	heard   atomic.Bool // when it was closed
+}
+
+func (g *Gateway) keepAccount(c *connection) *account {
+	a := &account{gateway: g, peer: c.peer, target: c.target}
+	a.timer = time.AfterFunc(time.Hour, func() { a.look(c) }) // which needs the timer
+	a.timer.Reset(accountEvery)
+	return a
+}
+
+func (a *account) look(c *connection) {
+	switch {
+	case a.peer.recorded.Load() || c.lifetime.ctx.Err() != nil:
+	case tcp.Heard(c):
+		a.gateway.undecided(a.peer, a.target, undecidedYet)
+	default:
+		a.timer.Reset(accountEvery)
+	}
+}
+
+// stop is called before the connection is closed, after which the kernel tells nothing.
+func (a *account) stop(c *connection) {
+	if a != nil {
+		a.timer.Stop()
+		a.heard.Store(!a.peer.recorded.Load() && tcp.Heard(c))
+	}
+}
+
+// end is called when all that is known of the connection has been recorded.
+func (a *account) end() {
+	if a.heard.Load() {
+		a.gateway.undecided(a.peer, a.target, undecidedEnd)
+	}
 }

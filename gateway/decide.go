@@ -19,10 +19,10 @@ import (
 // grant is what the policy has allowed a request.
 type grant struct {
 	decision policy.Decision
-	handle   live.Handle       // once it is allowed
-	meter    *limits.Meter       // nil where no limit bounds it
-	tokens   *limits.TokenMeter       // nil where no limit bounds tokens
-	ahead    *bodies.ReadAhead // the body, nil unless it was read to be approved
+	handle   live.Handle        // once it is allowed
+	meter    *limits.Meter      // nil where no limit bounds it
+	tokens   *limits.TokenMeter // nil where no limit bounds tokens
+	ahead    *bodies.ReadAhead  // the body, nil unless it was read to be approved
 }
 
 // decide decides on a request, asks an operator where the policy wants that, and counts
@@ -178,7 +178,7 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 		// that resets its requests must not fill the log with errors.
 		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error(), nil
 	case d.Err != nil:
-		g.metrics.unevaluated.Inc()
+		g.metrics.Unevaluated.Inc()
 		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
 		d.Action = policy.Deny
 	case d.Action == "":
@@ -243,6 +243,6 @@ func (g *Gateway) Redecide() {
 	sweep := g.live.Advance(!g.closing)
 	g.holds.reconsider()
 	if sweep {
-		g.work.Go(func() { g.live.Sweep(g.life, g.metrics.revoked.Inc) })
+		g.work.Go(func() { g.live.Sweep(g.life, g.metrics.Revoked.Inc) })
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/gateway/metrics"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 	"sallyport/policy/engine"
@@ -34,7 +35,7 @@ func TestDecisionThatNobodyWaitsFor(t *testing.T) {
 		{"client gone", true, "the sandbox went away", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m, err := newMetrics(prometheus.NewRegistry())
+			m, err := metrics.New(prometheus.NewRegistry())
 			must.OK(t, err)
 			var log bytes.Buffer
 			g := &Gateway{decider: failing{}, metrics: m, logger: slog.New(slog.NewTextHandler(&log, nil))}

@@ -105,7 +105,7 @@ func (g *Gateway) serveProxy(conn net.Conn) {
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
-			g.metrics.aborted.Inc()
+			g.metrics.Aborted.Inc()
 			if errors.Is(err, context.DeadlineExceeded) {
 				g.unfinished(p, target{}, "opening", silence)
 			}
@@ -225,7 +225,7 @@ func (g *Gateway) established(c *connection) {
 func (g *Gateway) authFailed(p *peer) {
 	d := floor(policy.Decision{}, "proxy-authentication", "the explicit proxy was given a name and token that are no client's")
 	g.denials.Add(event.Text(p.source.Addr()), g.rejection(p, target{}, policy.PhaseConnect, d))
-	g.metrics.unauthenticated.Inc()
+	g.metrics.Unauthenticated.Inc()
 }
 
 // challenge asks for a client's name and token.

@@ -4,7 +4,7 @@
 // authenticated clients elsewhere (ServeExplicit), finds the sandbox and the destination,
 // asks the policy, records the decision, and only then resolves, dials, injects and sends.
 // The life of a request is on one page, request.go: admit, decide, record, inject, send,
-// scrub, complete. goproxy copies responses; proxy.go alone knows it. Package inbound carries
+// scrub, complete. goproxy copies responses; package proxy alone knows it. Package inbound carries
 // requests of this host to published ports of sandboxes.
 //
 // Responses are scanned for every secret that was injected for their sandbox so far,
@@ -22,12 +22,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"runtime"
 	"sync"
 	"time"
 
-	"github.com/elazarl/goproxy"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/gateway/access"
@@ -37,7 +37,9 @@ import (
 	"sallyport/gateway/http1"
 	"sallyport/gateway/inbound"
 	"sallyport/gateway/live"
+	"sallyport/gateway/metrics"
 	"sallyport/gateway/placeholder"
+	"sallyport/gateway/proxy"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/gateway/turn"
@@ -70,7 +72,7 @@ type Gateway struct {
 	holds        holds
 	budget       *limit.Book
 	logger       *slog.Logger
-	metrics      *metrics
+	metrics      *metrics.Metrics
 	revision     func() string
 	refusal      netip.Addr
 	firstByte    time.Duration
@@ -79,7 +81,7 @@ type Gateway struct {
 	limit        int
 	found        int64 // see FoundLimit
 
-	proxy           *goproxy.ProxyHttpServer
+	proxy           http.Handler
 	web             *http1.Server
 	inbound         *inbound.Server // nil where nothing comes in
 	routed          *inbound.Server // likewise, by a Router
@@ -115,7 +117,7 @@ func New(o Options) (*Gateway, error) {
 	case o.Identities != nil && (o.Names == nil || !o.Refusal.IsValid()):
 		return nil, errors.New("gateway: transparent connections need names and a refusal address")
 	}
-	m, err := newMetrics(o.Metrics)
+	m, err := metrics.New(o.Metrics)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
 	}
@@ -141,7 +143,7 @@ func New(o Options) (*Gateway, error) {
 		stall:           cmp.Or(o.StallTimeout, 5*time.Minute),
 		limit:           cmp.Or(o.ConnectionsPerSandbox, 1024),
 		found:           cmp.Or(o.Found, 5),
-		proxy:           newProxy(o.Logger),
+		proxy:           proxy.New(o.Logger),
 		unauthenticated: connlimit.New(maxUnauthenticated, maxUnauthenticatedFromOne, nil),
 		suspended:       suspend.NewSet(o.Logger),
 		listeners:       make(map[net.Listener]struct{}),
@@ -166,10 +168,9 @@ func New(o Options) (*Gateway, error) {
 	g.secrets.Keep = o.Keep
 	g.denials = denials.New(g.enqueueDenial)
 	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
-	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
+	g.bodies = bodies.NewBudget(m.Bodies, m.Crowded)
 	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
 	g.turns, g.hellos, g.resets = turn.NewSet(), turn.NewSet(), ratelimit.New(resetsPerSecond, resetsAtOnce, maxResetters)
-	carryRequests(g.proxy)
 	g.web = &http1.Server{
 		HeadTimeout: g.handshake,
 		IdleTimeout: o.IdleTimeout,
@@ -274,7 +275,7 @@ func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
 	}
 	g.count[id]++
 	g.open[c] = struct{}{}
-	g.metrics.connections.Inc()
+	g.metrics.Connections.Inc()
 	c.lifetime.begin(g.life, conn)
 	c.release = func() {
 		c.lifetime.cancel()
@@ -285,7 +286,7 @@ func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
 		if g.count[id]--; g.count[id] == 0 {
 			delete(g.count, id)
 		}
-		g.metrics.connections.Dec()
+		g.metrics.Connections.Dec()
 	}
 	return c, nil
 }

@@ -257,7 +257,7 @@ func (q *request) expose(lease *credential.Lease) error {
 	}
 	for name, n := range lost {
 		q.lost[name] += n
-		q.gateway.metrics.forgotten.Add(float64(n))
+		q.gateway.metrics.Forgotten.Add(float64(n))
 	}
 	q.gateway.logger.Warn("answers to a sandbox are no longer searched for values that were injected long ago",
 		"sandbox", q.identity.Name, "credentials", slices.Sorted(maps.Keys(lost)))

@@ -21,7 +21,7 @@ func (g *Gateway) exceeded(d policy.Decision, e *limits.ExceededError) policy.De
 		}
 		return d
 	}
-	g.metrics.limited.Inc()
+	g.metrics.Limited.Inc()
 	d = policy.Decision{
 		Action: policy.Deny, Rule: e.Rule, RuleType: policy.TypeLimit, Reason: e.Reason, Retry: e.Retry, Revision: d.Revision,
 	}
@@ -89,7 +89,7 @@ func (q *request) charge() *audit.Tokens {
 // charged counts what a limit has been charged with, if it was.
 func (g *Gateway) charged(e *audit.Tokens, cost limit.Money) *audit.Tokens {
 	if e != nil {
-		g.metrics.charged(e, cost)
+		g.metrics.Charged(e, cost)
 	}
 	return e
 }
@@ -100,7 +100,7 @@ func (g *Gateway) blocked(c *audit.Event, err error) {
 	if !errors.As(err, &over) {
 		return
 	}
-	g.metrics.limited.Inc()
+	g.metrics.Limited.Inc()
 	c.Action, c.Disposition, c.SeverityID = audit.ActionDenied, audit.DispositionBlocked, audit.SeverityMedium
 	c.Rule = &audit.Rule{Name: over.Rule, Type: policy.TypeLimit} // a new one: the decision's event shares the old one
 }
@@ -130,7 +130,7 @@ func (g *Gateway) stray(p *peer) {
 	g.budget.Overdraw(limit.Claim{
 		Key: foundBy(s), Per: policy.PerSandbox, Every: limit.Forever, Most: limit.Amount{Requests: g.found},
 	}).End()
-	g.metrics.strays.Inc()
+	g.metrics.Strays.Inc()
 	if g.stopped(s) {
 		g.logger.Error("a sandbox's requests are refused until an operator has looked: answers of hosts that were never sent its secrets held them",
 			"sandbox", p.identity.Name, "times", g.found)

@@ -12,6 +12,7 @@ import (
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
 	"sallyport/gateway/placeholder"
+	"sallyport/gateway/proxy"
 	"sallyport/gateway/turn"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
@@ -39,9 +40,9 @@ type request struct {
 	got          responseBody         // scrub: from the upstream
 	out          responseWriter
 	*arrival
-	alone arrival   // of a request that nothing was known about before
-	carry transport // the steps between admit and complete
-	err   error     // what ended it, nil for success
+	alone arrival         // of a request that nothing was known about before
+	carry proxy.Transport // the steps between admit and complete
+	err   error           // what ended it, nil for success
 
 	informing informing
 }
@@ -98,12 +99,10 @@ func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *ses
 	return q
 }
 
-type transportKey struct{}
-
 // Value implements context.Context.
 func (q *request) Value(key any) any {
 	switch key {
-	case transportKey{}:
+	case proxy.TransportKey{}:
 		return q.carry
 	case upstream.InformationalKey:
 		return upstream.Informational(q.inform)

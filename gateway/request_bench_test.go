@@ -61,12 +61,12 @@ func (nowhere) Append(context.Context, ...*audit.Event) error { return nil }
 func (nowhere) Enqueue(*audit.Event) error                    { return nil }
 
 func (n nowhere) RoundTripper(upstream.Route) (http.RoundTripper, error) { return n, nil }
-func (nowhere) Dial(context.Context, upstream.Route) (net.Conn, error)   { return nil, errNoRoute }
+func (nowhere) Dial(context.Context, upstream.Route) (net.Conn, error)   { return nil, net.ErrClosed }
 func (nowhere) DialTLS(context.Context, upstream.Route, netip.Addr, func(net.Conn) error) (*tls.Conn, error) {
-	return nil, errNoRoute
+	return nil, net.ErrClosed
 }
 func (n nowhere) RoundTrip(r *http.Request) (*http.Response, error) { return n.conn.RoundTrip(r, nil) }
-func (nowhere) ServerConfig(string, string) (*tls.Config, error)    { return nil, errNoRoute }
+func (nowhere) ServerConfig(string, string) (*tls.Config, error)    { return nil, net.ErrClosed }
 func (nowhere) TTL() time.Duration                                  { return time.Hour }
 func (nowhere) Read(context.Context) (credential.Material, error) {
 	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret("s3cr3t-s3cr3t-s3cr3t")}, Version: "1"}, nil

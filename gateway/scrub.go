@@ -94,9 +94,9 @@ type responseBody struct {
 	strict   bool            // the host had been sent a credential before, or is by this request
 	err      error           // but for io.EOF
 	meter    *limits.Meter
-	tokens   *limits.TokenMeter   // nil where no tokens are counted
-	stall    time.Duration // the longest time between two reads of the sandbox
-	patience *time.Timer   // for that, nil where nothing is held
+	tokens   *limits.TokenMeter // nil where no tokens are counted
+	stall    time.Duration      // the longest time between two reads of the sandbox
+	patience *time.Timer        // for that, nil where nothing is held
 
 	mu     sync.Mutex // messages of a WebSocket may come while it ends
 	strays int

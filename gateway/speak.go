@@ -322,7 +322,7 @@ func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, err
 	q.lost = lost
 	q.leased = leased{i.Credential, lease.Version, to, lease.Material().Expires}
 	for _, n := range lost {
-		q.gateway.metrics.forgotten.Add(float64(n))
+		q.gateway.metrics.Forgotten.Add(float64(n))
 	}
 	return fields, nil
 }
@@ -461,7 +461,7 @@ func (q *exchange) End(err error) string {
 		for _, name := range names {
 			s.Found = append(s.Found, audit.CredentialUse{Name: name})
 		}
-		g.metrics.scrubbed.Add(float64(total))
+		g.metrics.Scrubbed.Add(float64(total))
 	}
 	if q.strays > 0 {
 		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
@@ -493,4 +493,46 @@ func (q *exchange) End(err error) string {
 		return ""
 	}
 	return explain(err)
+}
+
+// errExpired ends a session whose login is no longer good.
+var errExpired = errors.New("the lease of the credential that the session logged in with has ended: connect again")
+
+// leased is what a request logged in with.
+type leased struct {
+	name, version string
+	to            credential.Binding
+	expires       time.Time // zero: no lease
+}
+
+// Hold implements wire.Grant.
+func (q *exchange) Hold() (stop func()) {
+	if q.leased.expires.IsZero() {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer q.survive()
+		for expires := q.leased.expires; ; {
+			wait := time.NewTimer(time.Until(expires))
+			select {
+			case <-done:
+				wait.Stop()
+				return
+			case <-wait.C:
+			}
+			// A lease that was renewed is the same one, for longer.
+			now, err := q.gateway.broker.Lease(q.ctx, q.leased.name, q.leased.to)
+			if err == nil && now.Version == q.leased.version && now.Material().Expires.After(expires) {
+				expires = now.Material().Expires
+				continue
+			}
+			q.mu.Lock()
+			q.ended = errExpired
+			q.mu.Unlock()
+			q.Cut()
+			return
+		}
+	}()
+	return func() { close(done) }
 }

@@ -70,7 +70,7 @@ func (g *Gateway) transparent(conn net.Conn) {
 		if tcp.Reset(conn) == nil {
 			g.follow(c)
 		} else { // when its sandbox was looked up, it may have been the next with the address
-			g.metrics.aborted.Inc()
+			g.metrics.Aborted.Inc()
 			_ = c.Close()
 		}
 		c.account.end()

@@ -1,4 +1,7 @@
-package gateway
+// Package proxy carries requests with goproxy, and alone knows it. It reads a request off its
+// caller, calls the [Transport] in the request's context, and copies the response, which may
+// be a WebSocket. A request leaves no other way.
+package proxy
 
 import (
 	"context"
@@ -11,24 +14,27 @@ import (
 	"github.com/elazarl/goproxy"
 )
 
-// This file is all that knows goproxy. It reads a request off its caller, calls the
-// http.RoundTripper that the request's context has, and copies the response, which may
-// be a WebSocket.
-
 var errNoRoute = errors.New("requests leave only by the route that their decision gave them")
 
-// transport is a function as an http.RoundTripper.
-type transport func(*http.Request) (*http.Response, error)
+// Transport sends a request on.
+type Transport func(*http.Request) (*http.Response, error)
 
-// RoundTrip implements http.RoundTripper.
-func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
-
-// goproxyTransport is a transport as goproxy has it.
-type goproxyTransport transport
+// TransportKey is the key of a Transport in the context of a request.
+type TransportKey struct{}
 
 // RoundTrip implements goproxy.RoundTripper.
-func (t goproxyTransport) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
+func (t Transport) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
 	return t(r)
+}
+
+// New returns what serves requests that have a Transport in their context.
+func New(logger *slog.Logger) http.Handler {
+	proxy := newProxy(logger)
+	proxy.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
+		ctx.RoundTripper = r.Context().Value(TransportKey{}).(Transport)
+		return r, nil
+	})
+	return proxy
 }
 
 // newProxy returns a goproxy that carries nothing: what it would use when no handler
@@ -56,14 +62,6 @@ func newProxy(logger *slog.Logger) *goproxy.ProxyHttpServer {
 }
 
 func noDial(context.Context, string, string) (net.Conn, error) { return nil, errNoRoute }
-
-// carryRequests has the proxy carry requests by the transport in their context.
-func carryRequests(proxy *goproxy.ProxyHttpServer) {
-	proxy.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
-		ctx.RoundTripper = goproxyTransport(r.Context().Value(transportKey{}).(transport))
-		return r, nil
-	})
-}
 
 // proxyLogger takes goproxy's warnings. Their arguments can quote a request, so the log
 // gets the kind of warning only.
