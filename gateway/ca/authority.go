@@ -332,8 +332,8 @@ func (a *Authority) cachedIntermediate(sandboxID string) *pair {
 }
 
 // current reports whether an intermediate signs leaves as it is: it is not to be renewed
-// yet, and is below the issuer of now.
+// yet, and is below the issuer of now and all that is above that one.
 func (a *Authority) current(p *pair) bool {
 	top := a.currentIssuer()
-	return intermediateWindow(p.cert).contains(a.now()) && (top == nil || len(p.issuers) > 0 && top.has(p.issuers[0]))
+	return intermediateWindow(p.cert).contains(a.now()) && (top == nil || top.has(p.issuers))
 }

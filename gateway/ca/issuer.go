@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -84,8 +83,10 @@ func (i *Issuer) Renew() time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 2)
 }
 
-// has reports whether it is the one with a certificate.
-func (i *Issuer) has(c *x509.Certificate) bool { return bytes.Equal(i.chain[0].Raw, c.Raw) }
+// has reports whether it is the one with a chain.
+func (i *Issuer) has(chain []*x509.Certificate) bool {
+	return slices.EqualFunc(i.chain, chain, (*x509.Certificate).Equal)
+}
 
 // root is the PEM of the topmost certificate of its chain.
 func (i *Issuer) root() []byte {

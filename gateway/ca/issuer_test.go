@@ -110,6 +110,31 @@ func TestGivenIssuer(t *testing.T) {
 	must.OK(t, verify(t, a, "pod2", "api.example.com", c.pem, now))
 }
 
+// A pod is shown what is above the node's own certificate as it is now, also where that one
+// is the same as before.
+func TestChainOfIssuerChanges(t *testing.T) {
+	c := newCluster(t)
+	certificates, key := c.node(func(n *x509.Certificate) { n.Subject.CommonName = "middle" })
+	middle, err := NewIssuer(certificates, key, time.Now())
+	must.OK(t, err)
+	certificates, key = (&cluster{t, middle, certificates}).node()
+	own, _ := pem.Decode(certificates)
+	a := open(t, t.TempDir(), newSealer(t))
+	for _, chain := range []struct {
+		name string
+		pem  []byte
+		ok   bool
+	}{{"alone", pem.EncodeToMemory(own), false}, {"whole", certificates, true}, {"alone-again", pem.EncodeToMemory(own), false}} {
+		i, err := NewIssuer(chain.pem, key, time.Now())
+		must.OK(t, err)
+		a.SetIssuer(i)
+		root(t, a, "pod1")
+		if err := verify(t, a, "pod1", chain.name+".example.com", c.pem, time.Now()); (err == nil) != chain.ok {
+			t.Errorf("%s: verifying: %v, want ok %v", chain.name, err, chain.ok)
+		}
+	}
+}
+
 // A node's certificate is refused when it is read, if no client would accept what it signs.
 func TestIssuerRefused(t *testing.T) {
 	c := newCluster(t)
