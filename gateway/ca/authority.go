@@ -149,7 +149,7 @@ func (a *Authority) Root(sandboxID string) ([]byte, error) {
 	defer a.change.Unlock()
 	if i := a.currentIssuer(); i != nil {
 		if _, ok := a.lineage(sandboxID); !ok {
-			if err := a.makeIntermediate(sandboxID, issuerLineage); err != nil {
+			if _, err := a.makeIntermediate(sandboxID, issuerLineage); err != nil {
 				return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
 			}
 		}
@@ -161,7 +161,7 @@ func (a *Authority) Root(sandboxID string) ([]byte, error) {
 		if err := a.makeRoot(lineage); err != nil {
 			return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
 		}
-		if err := a.makeIntermediate(sandboxID, lineage); err != nil {
+		if _, err := a.makeIntermediate(sandboxID, lineage); err != nil {
 			return nil, fmt.Errorf("making the certificate authority of sandbox %q: %w", sandboxID, err)
 		}
 	}
@@ -193,7 +193,7 @@ func (a *Authority) Adopt(childID, parentID string) error {
 	case ok:
 		return fmt.Errorf("adopting sandbox %q: it already has a certificate authority in lineage %q", childID, has)
 	}
-	if err := a.makeIntermediate(childID, lineage); err != nil {
+	if _, err := a.makeIntermediate(childID, lineage); err != nil {
 		return fmt.Errorf("adopting sandbox %q: %w", childID, err)
 	}
 	return nil
@@ -254,34 +254,34 @@ func (a *Authority) makeRoot(lineage string) error {
 
 // makeIntermediate signs one for a sandbox with the Issuer, or its lineage's root. It also
 // renews one.
-func (a *Authority) makeIntermediate(sandboxID, lineage string) error {
+func (a *Authority) makeIntermediate(sandboxID, lineage string) (*pair, error) {
 	signer := a.currentIssuer()
 	var issuers []*x509.Certificate
 	if signer != nil {
 		issuers = signer.chain
 		if err := durable.MkdirAll(a.lineageDir(lineage), 0o700); err != nil {
-			return err
+			return nil, err
 		}
 	} else {
 		root, err := a.load(a.rootFile(lineage))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		signer = &Issuer{chain: []*x509.Certificate{root.cert}, key: root.key}
 	}
 	p, err := newIntermediate(sandboxID, signer, a.now())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.issuers = issuers
 	if err := a.save(a.sandboxFile(lineage, sandboxID), p); err != nil {
-		return err
+		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.lineages[sandboxID] = lineage
 	a.intermediates.Add(sandboxID, p)
-	return nil
+	return p, nil
 }
 
 // intermediate returns the sandbox's intermediate, renewed when it is time.
@@ -303,9 +303,9 @@ func (a *Authority) intermediate(sandboxID string) (*pair, error) {
 		return nil, err
 	}
 	if now := a.now(); !a.current(p) {
-		err := a.makeIntermediate(sandboxID, lineage)
+		made, err := a.makeIntermediate(sandboxID, lineage)
 		if err == nil {
-			return a.cachedIntermediate(sandboxID), nil
+			return made, nil // below an issuer that is set meanwhile the next leaf renews it
 		}
 		if now.Before(p.cert.NotBefore) || !now.Before(p.cert.NotAfter) {
 			return nil, fmt.Errorf("renewing the intermediate: %w", err)

@@ -470,3 +470,17 @@ func TestClockJumps(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Before the root is good nothing is, and nothing breaks by that: the clock may be set right.
+func TestClockBeforeRoot(t *testing.T) {
+	a := open(t, t.TempDir(), newSealer(t))
+	roots := root(t, a, "a")
+	begun := time.Now()
+	now := begun.Add(-backdate - time.Hour)
+	a.now = func() time.Time { return now }
+	if _, err := a.ServerConfig("a", "api.example.test"); err == nil || !strings.Contains(err.Error(), "set the clock") {
+		t.Errorf("before the root is good: %v", err)
+	}
+	now = begun
+	must.OK(t, verify(t, a, "a", "api.example.test", roots, now))
+}

@@ -85,6 +85,9 @@ func newAuthority(role, id string, parent *Issuer, now time.Time, life time.Dura
 		if from := parent.chain[0].NotBefore; t.NotBefore.Before(from) { // the one above it is not good before
 			t.NotBefore = from
 		}
+		if now.Before(t.NotBefore) {
+			return nil, fmt.Errorf("the certificate above it is good from %s on, and the clock says %s: set the clock", t.NotBefore.Format(time.DateTime), now.UTC().Format(time.DateTime))
+		}
 		if !now.Before(t.NotAfter) {
 			return nil, fmt.Errorf("the certificate above it expired on %s: make a new sandbox, or renew the issuer", t.NotAfter.Format(time.DateOnly))
 		}

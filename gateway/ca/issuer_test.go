@@ -110,6 +110,36 @@ func TestGivenIssuer(t *testing.T) {
 	must.OK(t, verify(t, a, "pod2", "api.example.com", c.pem, now))
 }
 
+// meanwhile seals like aesSealer, and does something first.
+type meanwhile struct {
+	aesSealer
+	do func()
+}
+
+func (m *meanwhile) Seal(p []byte) ([]byte, error) {
+	m.do()
+	return m.aesSealer.Seal(p)
+}
+
+// An issuer that is set while a pod's intermediate is made is above the next leaf's.
+func TestIssuerSetMeanwhile(t *testing.T) {
+	c := newCluster(t)
+	sealer := &meanwhile{newSealer(t), func() {}}
+	a := open(t, t.TempDir(), sealer)
+	a.SetIssuer(c.issuer())
+	root(t, a, "pod1")
+	a.SetIssuer(c.issuer())
+	last := c.issuer()
+	sealer.do = func() { a.SetIssuer(last) }
+	must.OK(t, verify(t, a, "pod1", "api.example.com", c.pem, time.Now()))
+	must.OK(t, verify(t, a, "pod1", "other.example.com", c.pem, time.Now()))
+	p, err := a.intermediate("pod1")
+	must.OK(t, err)
+	if !last.has(p.issuers) {
+		t.Error("the pod's intermediate is not below the issuer that was set last")
+	}
+}
+
 // A pod is shown what is above the node's own certificate as it is now, also where that one
 // is the same as before.
 func TestChainOfIssuerChanges(t *testing.T) {
