@@ -41,7 +41,13 @@ type Copy struct {
 
 type copied struct {
 	Copy
-	info fs.FileInfo // of the original when it was copied; nil: there was none
+	info   fs.FileInfo // of the original when it was copied; nil: there was none
+	failed fs.FileInfo // of an original that could not be copied, which was said
+}
+
+// same reports whether a file is the one of before, unchanged.
+func same(now, before fs.FileInfo) bool {
+	return before != nil && os.SameFile(now, before) && now.ModTime().Equal(before.ModTime()) && now.Size() == before.Size()
 }
 
 // OpenView makes the folder anew, empty.
@@ -144,7 +150,8 @@ func (v *View) Watch(ctx context.Context) {
 	})
 }
 
-// refresh copies what has changed. v.mu is held.
+// refresh copies what has changed, and tries again what could not be copied. It says an error
+// once until the file changes. v.mu is held.
 func (v *View) refresh() error {
 	var errs []error
 	for path, c := range v.copies {
@@ -155,9 +162,14 @@ func (v *View) refresh() error {
 		case err != nil:
 			c.info = nil
 			errs = append(errs, v.Remove(path))
-		case c.info != nil && os.SameFile(info, c.info) && info.ModTime().Equal(c.info.ModTime()) && info.Size() == c.info.Size():
+		case same(info, c.info):
 		default:
-			if err := v.copy(c, info); err != nil {
+			err := v.copy(c, info)
+			switch {
+			case err == nil:
+				c.info, c.failed = info, nil
+			case !same(info, c.failed):
+				c.failed = info
 				errs = append(errs, fmt.Errorf("%s: %w", path, err))
 			}
 		}
@@ -166,7 +178,6 @@ func (v *View) refresh() error {
 }
 
 func (v *View) copy(c *copied, info fs.FileInfo) error {
-	c.info = info // an error is not said again until the file changes
 	if !info.Mode().IsRegular() || info.Size() > maxCopy {
 		return fmt.Errorf("not a file of at most %d bytes", maxCopy)
 	}

@@ -58,6 +58,33 @@ func TestView(t *testing.T) {
 	}
 }
 
+// A file that could not be copied is tried again, though it has not changed; why is said
+// once. Until then what is shown stays.
+func TestViewTriesAgain(t *testing.T) {
+	original := filepath.Join(t.TempDir(), "ca.pem")
+	v, err := OpenView(filepath.Join(t.TempDir(), "view"), slog.New(slog.DiscardHandler))
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(original, []byte("old"), 0o600))
+	must.OK(t, v.Show(Copy{Path: original}))
+	// A folder is where the copy is to be, and the file of before beside it.
+	aside := v.at(original) + ".aside"
+	must.OK(t, os.Rename(v.at(original), aside))
+	must.OK(t, os.MkdirAll(filepath.Join(v.at(original), "full"), 0o755))
+	for _, text := range []string{"newer", "newest"} {
+		must.OK(t, os.WriteFile(original, []byte(text), 0o600))
+		if err := v.Show(Copy{Path: original}); err == nil {
+			t.Fatalf("%s: nothing is said of a file that cannot be shown", text)
+		}
+		must.OK(t, v.Show(Copy{Path: original}))
+	}
+	must.OK(t, v.Remove(original))
+	must.OK(t, os.Rename(aside, v.at(original)))
+	must.OK(t, v.Show(Copy{Path: original}))
+	if data, err := os.ReadFile(v.at(original)); err != nil || string(data) != "newest" {
+		t.Errorf("it shows %q, %v, want the newest", data, err)
+	}
+}
+
 // No name leads out of the folder.
 func TestViewEscape(t *testing.T) {
 	dir := t.TempDir()
