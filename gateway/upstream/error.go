@@ -28,7 +28,7 @@ const (
 	KindTimeout                 // of lookup, connection, handshake or response header
 	KindCertificate             // not verified
 	KindTLS                     // the handshake failed otherwise
-	KindRoots                   // the rule's roots file cannot be used
+	KindRoots                   // the rule's roots file, or the system's, cannot be used
 	KindRule                    // the rule's upstream settings cannot be used
 	KindHost                    // not a host that could be looked up
 	KindOther                   // the request is for another destination than its route

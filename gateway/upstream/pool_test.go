@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -140,6 +141,54 @@ func TestRootsAreReadAgain(t *testing.T) {
 	time.Sleep(rootsAge)
 	if _, err := get(t, p, r); kind(t, err) != KindRoots {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The system's authorities are those of now too, for requests and for connections that a
+// protocol of its own asks for TLS on.
+func TestSystemRootsAreReadAgain(t *testing.T) {
+	old, renewed, z := newAuthority(t), newAuthority(t), newZone(t)
+	z.set("api.example.test", []string{"127.0.0.1"})
+	s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{old.host(t, []string{"api.example.test"}, nil)}}, hello)
+	path := filepath.Join(t.TempDir(), "bundle.pem")
+	t.Setenv("SSL_CERT_FILE", path)
+	t.Setenv("SSL_CERT_DIR", t.TempDir())
+	p := newPool(t, Options{})
+	r := Route{Sandbox: "a", Host: "api.example.test", Port: s.port, TLS: true, Upstream: loopback(z, "")}
+	ways := map[string]func() error{
+		"a request": func() error { _, err := get(t, p, r); return err },
+		"a connection": func() error {
+			c, err := p.DialTLS(t.Context(), r, netip.Addr{}, nil)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		},
+	}
+	for _, is := range []struct {
+		roots *authority
+		ok    bool
+	}{{old, true}, {renewed, false}, {old, true}} {
+		is.roots.write(t, path+".new")
+		must.OK(t, os.Rename(path+".new", path))
+		for name, way := range ways {
+			err := way()
+			for deadline := time.Now().Add(10 * rootsAge); (err == nil) != is.ok; err = way() {
+				if time.Now().After(deadline) {
+					t.Fatalf("%s: got %v, want ok %v", name, err, is.ok)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if !is.ok && kind(t, err) != KindCertificate {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+	}
+	// Plain HTTP does without.
+	must.OK(t, os.Remove(path))
+	plain := newSite(t, "127.0.0.1:0", nil, hello)
+	if _, err := get(t, p, Route{Sandbox: "a", Host: "api.example.test", Port: plain.port, Upstream: loopback(z, "")}); err != nil {
+		t.Error(err)
 	}
 }
 

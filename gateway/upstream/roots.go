@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -28,16 +29,14 @@ type rootsFile struct {
 
 // rootsCache reads PEM files again when they change.
 type rootsCache struct {
-	mu    sync.Mutex
-	files *simplelru.LRU[string, rootsFile]
+	mu     sync.Mutex
+	system roots.System
+	files  *simplelru.LRU[string, rootsFile]
 }
 
-// get returns the same pointer for as long as a file has the same authorities, nil without
-// a file. It notices a change within rootsAge.
+// get returns the same pointer for as long as a file, or the system without one, has the same
+// authorities. It notices a change within rootsAge.
 func (c *rootsCache) get(path string, log *slog.Logger) (*x509.CertPool, error) {
-	if path == "" {
-		return nil, nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.files == nil {
@@ -48,34 +47,46 @@ func (c *rootsCache) get(path string, log *slog.Logger) (*x509.CertPool, error) 
 	if ok && time.Since(old.read) < rootsAge {
 		return old.pool, nil
 	}
-	pool, err := roots.Read(path)
+	read := c.system.Read
+	if path != "" {
+		read = func() (*x509.CertPool, error) { return roots.Read(path) }
+	}
+	pool, err := read()
 	switch {
 	case err != nil:
 		return nil, err
 	case ok && pool.Equal(old.pool):
 		pool = old.pool
 	case ok:
-		log.Info("roots of an upstream have changed", slog.String("file", path))
+		log.Info("roots of an upstream have changed", slog.String("file", cmp.Or(path, "the system's")))
 	}
 	c.files.Add(path, rootsFile{pool, time.Now()})
 	return pool, nil
 }
 
-// trusted returns the roots of a file that a rule names by a key, for a host.
+// trusted returns the roots of a file that a rule names by a key, or the system's, for a host.
 func (p *Pool) trusted(file, key, host string, port uint16) (*x509.CertPool, error) {
 	pool, err := p.roots.get(file, p.o.Logger)
 	if err != nil {
-		return nil, &Error{Kind: KindRoots, Host: host, Port: port, Err: fmt.Errorf("upstream.%s: %w", key, err)}
+		if key = "upstream." + key; file == "" {
+			key = "the system's authorities"
+		}
+		return nil, &Error{Kind: KindRoots, Host: host, Port: port, Err: fmt.Errorf("%s: %w", key, err)}
 	}
 	return pool, nil
 }
 
-// trusted returns the roots of the rule's file for the destination, nil for the system's.
+// trusted returns the roots of the rule's file for the destination, or the system's, nil where
+// nobody needs them.
 func (r *Route) trusted(p *Pool) (*x509.CertPool, error) {
-	if r.Upstream == nil {
+	file := ""
+	if r.Upstream != nil {
+		file = r.Upstream.Roots
+	}
+	if file == "" && !r.TLS {
 		return nil, nil
 	}
-	return p.trusted(r.Upstream.Roots, "roots", r.Host, r.Port)
+	return p.trusted(file, "roots", r.Host, r.Port)
 }
 
 // clientTLS verifies a server's certificate for a host.

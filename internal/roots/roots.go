@@ -18,6 +18,18 @@ func Read(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil
 	}
+	text, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", path)
+	}
+	return pool, nil
+}
+
+func read(path string) ([]byte, error) {
 	// O_NONBLOCK: opening a pipe that somebody put there must not hang.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -31,13 +43,5 @@ func Read(path string) (*x509.CertPool, error) {
 	if !info.Mode().IsRegular() || info.Size() > maxSize {
 		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, maxSize)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSize))
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s holds no PEM certificate", path)
-	}
-	return pool, nil
+	return io.ReadAll(io.LimitReader(f, maxSize))
 }
