@@ -33,11 +33,15 @@ type vaultLeases struct {
 	*vault.Leases
 
 	// A reload that changes neither the server nor the role goes on with what is there.
-	client  *vault.Client
-	of      string // a digest of what client was made from
-	engines map[string]*vault.Engine
+	inForce, loaded vaultServer // of the configuration in force, and of the last one that was tried
+	engines         map[string]*vault.Engine
 
 	nudge chan struct{} // a sandbox may have ended
+}
+
+type vaultServer struct {
+	client *vault.Client
+	of     string // a digest of what client was made from
 }
 
 func (d *daemon) openLeases(context.Context) (err error) {
@@ -49,20 +53,32 @@ func (d *daemon) openLeases(context.Context) (err error) {
 	return err
 }
 
-// server is the client of the configuration's Vault: the one before, if that is the same.
+// server is the client of a configuration's Vault: the one before, if that is the same.
 func (l *vaultLeases) server(d *daemon, cfg *config.Config) (*vault.Client, error) {
 	roots, _ := os.ReadFile(cfg.Vault.Roots) // vault.New says what is wrong with it
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %+v %+v %+v %+v %+v %q", cfg.Vault.Address+" "+cfg.Vault.Namespace, cfg.Vault.Auth,
 		deref(cfg.Vault.Auth.AppRole), deref(cfg.Vault.Auth.Kubernetes), deref(cfg.Vault.Auth.JWT), deref(cfg.Vault.Auth.Certificate), roots))
-	if of := string(sum[:]); l.client == nil || l.of != of {
+	switch of := string(sum[:]); of {
+	case l.loaded.of:
+	case l.inForce.of:
+		l.loaded = l.inForce
+	default:
 		client, err := vault.New(cfg.Vault, d.log)
 		if err != nil {
 			return nil, err
 		}
-		l.client, l.of = client, of
+		l.loaded = vaultServer{client, of}
 	}
-	l.Use(l.client)
-	return l.client, nil
+	return l.loaded.client, nil
+}
+
+// use has the server of a configuration that was accepted sign and revoke. If that names none,
+// the one of before goes on to revoke what it has given.
+func (l *vaultLeases) use(cfg *config.Config) {
+	if cfg.Vault.Address != "" {
+		l.inForce = l.loaded
+		l.Use(l.inForce.client)
+	}
 }
 
 func deref[T any](p *T) (v T) {

@@ -14,6 +14,7 @@ import (
 
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
+	"sallyport/internal/config"
 	"sallyport/internal/test/must"
 )
 
@@ -137,5 +138,37 @@ func TestUnrevokedLeasesAreListed(t *testing.T) {
 	must.OK(t, d.openLeases(t.Context()))
 	if list := d.unrevoked(); len(list) != 1 || list[0].ID != "database/creds/readonly/abc" || list[0].Credential != "db" || list[0].Sandbox != "box" {
 		t.Errorf("listed: %+v", list)
+	}
+}
+
+// A configuration that is refused leaves the server in force that signs and revokes.
+func TestRefusedReloadKeepsVault(t *testing.T) {
+	dir := t.TempDir()
+	must.OK(t, os.WriteFile(filepath.Join(dir, "token"), []byte("a-token"), 0o600))
+	must.OK(t, os.Mkdir(filepath.Join(dir, "team"), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "team", "deny.rego"), []byte("package sallyport\n\ndeny contains"), 0o600))
+	d := &daemon{cfg: parse(t, dir, enginesText), source: &config.Source{File: filepath.Join(dir, "sallyport.yaml")}}
+	d.log = slog.New(slog.DiscardHandler)
+	d.loader = newLoader(d.cfg, d.log, nil)
+	t.Cleanup(func() { must.OK(t, d.close()) })
+	must.OK(t, d.openAuditLog(t.Context()))
+	must.OK(t, os.MkdirAll(d.cfg.IndexDir(), 0o700))
+	sealed, err := d.key.Seal([]byte(`[{"id":"database/creds/readonly/abc","address":"https://127.0.0.1:1","credential":"db","sandbox":"box","expires":"2100-01-01T00:00:00Z"}]`))
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(d.cfg.IndexDir(), "leases"), sealed, 0o600))
+	must.OK(t, d.openLeases(t.Context()))
+	must.OK(t, d.openPolicy(t.Context()))
+	must.OK(t, d.openSinks(t.Context()))
+	before := d.leases.inForce.client
+	refused := parse(t, dir, strings.Replace(enginesText, "127.0.0.1:1", "127.0.0.1:2", 1)+"policy: {dir: "+dir+"/team}\n")
+	if err := d.load(t.Context(), refused, byAPI, nil); err == nil || !strings.Contains(err.Error(), "deny.rego") {
+		t.Fatalf("a policy with a mistake: %v", err)
+	}
+	if d.leases.inForce.client != before {
+		t.Error("the refused configuration's server signs")
+	}
+	must.OK(t, d.revokeLeases())
+	if list := d.unrevoked(); len(list) != 1 || strings.Contains(list[0].Error, "not in the configuration") {
+		t.Errorf("the server that gave a lease is not asked to revoke it: %+v", list)
 	}
 }

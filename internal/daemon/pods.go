@@ -40,7 +40,7 @@ func (d *daemon) openNode(ctx context.Context) (*ca.Issuer, error) {
 		Vault: func() *vault.Client {
 			d.reloading.Lock()
 			defer d.reloading.Unlock()
-			return d.leases.client
+			return d.leases.inForce.client
 		},
 		Record: func(ctx context.Context, e *audit.Event) error { return d.auditLog.Append(ctx, e) },
 		Event:  d.changed,

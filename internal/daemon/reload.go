@@ -89,6 +89,7 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 		Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, AllowShort: d.rules.AllowsShort, OnRead: d.recordRead, Log: d.log,
 	})
 	d.inForce.Store(d.cfg)
+	d.leases.use(d.cfg)
 	d.warn(ctx, d.cfg)
 	return nil
 }
@@ -194,6 +195,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	done = true
 	// Between these two a decision of the old policy leases nothing.
 	d.broker.Replace(sources, p.Revision())
+	d.leases.use(cfg)
 	d.sinks.Use(planned)
 	d.retention.Use(retentionPolicy(cfg))
 	d.endSources()
