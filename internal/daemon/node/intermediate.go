@@ -29,8 +29,11 @@ type intermediate struct {
 	retry time.Time    // not before, after a failure
 }
 
-// signed is what Vault has signed, sealed on disk with its key.
-type signed struct{ Certificate, Key []byte }
+// signed is what a mount of Vault has signed, sealed on disk with its key.
+type signed struct {
+	Certificate, Key []byte
+	Mount            string
+}
 
 func (n *intermediate) open(ctx context.Context) (*ca.Issuer, error) {
 	if n.Config.CA.Vault == nil {
@@ -86,7 +89,7 @@ func (n *intermediate) again(ctx context.Context) (*ca.Issuer, error) {
 
 func (n *intermediate) file() string { return filepath.Join(n.Dir, "issuer.sealed") }
 
-// kept returns what Vault has signed before.
+// kept returns what Vault has signed before. Below another mount's root it is due for renewal.
 func (n *intermediate) kept() (*ca.Issuer, error) {
 	plain, err := durable.ReadSealed(n.file(), n.Key)
 	if err != nil {
@@ -97,7 +100,7 @@ func (n *intermediate) kept() (*ca.Issuer, error) {
 		return nil, err
 	}
 	i, err := ca.NewIssuer(s.Certificate, s.Key, time.Now())
-	if err == nil {
+	if n.renew = (time.Time{}); err == nil && s.Mount == n.Config.CA.Vault.Mount {
 		n.renew = i.Renew()
 	}
 	return i, err
@@ -119,7 +122,7 @@ func (n *intermediate) sign(ctx context.Context, state string) (*ca.Issuer, erro
 	if err != nil {
 		return nil, fmt.Errorf("pods.ca.vault: %w", err)
 	}
-	plain, err := json.Marshal(signed{chain, key})
+	plain, err := json.Marshal(signed{chain, key, from.Mount})
 	if err != nil {
 		return nil, err
 	}

@@ -209,3 +209,44 @@ func TestIssuerOfVault(t *testing.T) {
 		t.Error("without Vault, what it has signed is not used")
 	}
 }
+
+// A node that is told of another mount of Vault has an intermediate of that one from its start
+// on, or as soon as Vault signs it, and then keeps it.
+func TestIssuerOfAnotherMount(t *testing.T) {
+	s := vaultcore.Start(t, map[string]any{"a": "b"})
+	b := newBed(t, t.TempDir(), config.PodsCA{Vault: &config.PodsVault{Mount: "old", TTL: config.Duration(24 * time.Hour)}})
+	var err error
+	b.client, err = vault.New(config.Vault{Address: s.Address, Roots: s.CAFile, Auth: config.VaultAuth{TokenFile: s.File("token", s.RootToken)}}, b.Logger)
+	must.OK(t, err)
+	t.Cleanup(b.client.Close)
+	mount := func(name string) {
+		t.Helper()
+		s.Write("sys/mounts/"+name, map[string]any{"type": "pki"})
+		s.Write(name+"/root/generate/internal", map[string]any{"common_name": "agents of " + name, "ttl": "48h"})
+	}
+	is := func(when, above, recorded string) *x509.Certificate {
+		t.Helper()
+		c := b.shown(t)
+		if got := c.Issuer.CommonName; got != "agents of "+above || b.issued(t) != recorded {
+			t.Errorf("%s: the node's certificate is below %q, recorded %q; want the root of %q and %q", when, got, b.issued(t), above, recorded)
+		}
+		return c
+	}
+	mount("old")
+	b.start(t)
+	is("at first", "old", "issued")
+	b.Options.Config.CA.Vault = &config.PodsVault{Mount: "new", TTL: config.Duration(24 * time.Hour)}
+	b.start(t)
+	is("without the new mount", "old", "issued")
+	mount("new")
+	b.renewAt(t, time.Now())
+	first := is("with the new mount", "new", "issued renewed")
+	b.start(t)
+	if !is("started again", "new", "issued renewed").Equal(first) {
+		t.Error("a restart has another one signed")
+	}
+	mount("newest")
+	b.Options.Config.CA.Vault = &config.PodsVault{Mount: "newest", TTL: config.Duration(24 * time.Hour)}
+	b.start(t)
+	is("with another mount at the start", "newest", "issued renewed renewed")
+}
