@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sallyport/gateway/access"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/workerapi"
 	"sallyport/policy"
 )
@@ -30,7 +31,7 @@ type proxied struct {
 	arrived atomic.Int64
 }
 
-func newProxied(t *testing.T, taken string) *proxied {
+func newProxied(t *testing.T, taken string, change ...func(*Options)) *proxied {
 	t.Helper()
 	p := &proxied{}
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -56,6 +57,9 @@ func newProxied(t *testing.T, taken string) *proxied {
 		o.Clients = func() []access.Client {
 			return []access.Client{{Name: "ci", ID: "ci", Digest: hex.EncodeToString(sum[:])}}
 		}
+		for _, f := range change {
+			f(o)
+		}
 	})
 	via := &url.URL{Scheme: "http", User: url.UserPassword("ci", token), Host: l.Addr().String()}
 	p.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{Proxy: http.ProxyURL(via), DisableKeepAlives: true}}
@@ -63,8 +67,10 @@ func newProxied(t *testing.T, taken string) *proxied {
 }
 
 // fetch says what a client is answered.
-func (p *proxied) fetch() (string, error) {
-	resp, err := p.client.Get(p.url)
+func (p *proxied) fetch() (string, error) { return p.get(p.url) }
+
+func (p *proxied) get(url string) (string, error) {
+	resp, err := p.client.Get(url)
 	if err != nil {
 		return "", err
 	}
@@ -178,6 +184,26 @@ func standsStill(t *testing.T, pid int) func() bool {
 		}
 	}()
 	return func() bool { close(done); return <-stopped }
+}
+
+// A placeholder that is removed is text like any other.
+func TestPlaceholderIsRemoved(t *testing.T) {
+	const text = "sp_0123456789abcdef0123456789abcdef"
+	held := []placeholder.Held{{Credential: "key", Text: text, Public: 6}}
+	p := newProxied(t, "", func(o *Options) {
+		o.Identities = func() map[netip.Addr]policy.Sandbox {
+			return map[netip.Addr]policy.Sandbox{netip.MustParseAddr("192.0.2.1"): {Name: "ci", ID: "ci"}}
+		}
+		o.Placeholders = func(string) []placeholder.Held { return held }
+	})
+	if got, err := p.get(p.url + "/?q=" + text); !strings.HasPrefix(got, "403 ") {
+		t.Errorf("held: %.100s, %v", got, err)
+	}
+	held = nil
+	p.supervisor.Placeholders()
+	if got, err := p.get(p.url + "/?q=" + text); got != "200 hello" {
+		t.Errorf("removed: %.100s, %v", got, err)
+	}
 }
 
 // A policy that no process can compile stays out, and ends none.

@@ -283,16 +283,14 @@ func (s *Supervisor) Placeholders() {
 const placeholdersAtOnce = 256
 
 // placeholders are the tables of those that the sandboxes that run may hold, a few
-// sandboxes in each.
+// sandboxes in each. A list that is empty removes those of before.
 func (s *Supervisor) placeholders() (tables []workerapi.Tables) {
 	if s.o.Placeholders == nil {
 		return nil
 	}
 	part := map[string][]placeholder.Held{}
 	for _, box := range s.o.Identities() {
-		if held := s.o.Placeholders(box.ID); len(held) > 0 {
-			part[box.ID] = held
-		}
+		part[box.ID] = s.o.Placeholders(box.ID)
 		if len(part) == placeholdersAtOnce {
 			tables, part = append(tables, workerapi.Tables{Placeholders: part}), map[string][]placeholder.Held{}
 		}
