@@ -1,6 +1,8 @@
 package tree_test
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
+	"sallyport/internal/test/must"
 )
 
 // reporter is a log whose writer says how far it is.
@@ -69,7 +72,30 @@ func TestFalseCheckpoints(t *testing.T) {
 	}
 }
 
-// Seen is called with each record once that is sealed, and Settled when that were all.
+// refusing is a log whose writer refuses checkpoints.
+type refusing struct{ *sealed }
+
+func (refusing) Append(context.Context, ...*audit.Event) error { return auditlog.ErrUnwritable }
+
+// Settled is called while nothing can be sealed too.
+func TestSettledUnsealed(t *testing.T) {
+	s := open(t, tempDir(t))
+	var settled atomic.Bool
+	s.Sealer = tree.NewSealer(tree.Options{
+		Dir: s.dir, Log: refusing{s}, Key: s.key, Logger: slog.New(slog.DiscardHandler), Poll: time.Millisecond,
+		Settled: func() { settled.Store(true) },
+	})
+	s.exchanges(t, 3)
+	stop := s.running(t)
+	until(t, "a look", settled.Load)
+	stop()
+	if err := s.Sealer.Close(); !errors.Is(err, auditlog.ErrUnwritable) {
+		t.Errorf("it was sealed: %v", err)
+	}
+	must.OK(t, s.log.Close())
+}
+
+// Seen is called with each record once that is sealed, and Settled after that.
 func TestSeen(t *testing.T) {
 	s := open(t, tempDir(t))
 	var seen, settled atomic.Uint64

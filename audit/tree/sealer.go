@@ -34,8 +34,8 @@ type Options struct {
 	Key    *seal.Key // that seals the log's own
 	Logger *slog.Logger
 
-	// Seen, unless nil, is called with each record, and Settled when all that are durable
-	// were seen.
+	// Seen, unless nil, is called with each record, and Settled after each look at the log,
+	// also one that failed.
 	Seen    func(*audit.Event)
 	Settled func()
 
@@ -118,6 +118,7 @@ func (s *Sealer) Run(ctx context.Context) error {
 		began := time.Now()
 		more, err := s.turn(ctx, false)
 		s.report(ctx, err)
+		s.o.Settled()
 		wait := s.o.Poll
 		if more {
 			wait = min(wait, time.Since(began))
@@ -162,7 +163,6 @@ func (s *Sealer) turn(ctx context.Context, last bool) (more bool, err error) {
 		more = true // the checkpoint's own record: the tree ends where the log does
 	}
 	if err == nil && !more && !last {
-		s.o.Settled()
 		err = s.lag(ctx, reached)
 	}
 	if err == nil && s.newest != s.kept && (s.kept == nil || last && !more || time.Since(s.saved) >= s.o.Every) {

@@ -37,6 +37,7 @@ type AuditLog struct {
 	mu      sync.Mutex
 	own     *auditlog.Log // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
 	peer    *ipc.Peer     // of the worker that writes; nil: the daemon does
+	end     func(error)   // ends that worker, with the reason
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
 	closed  bool
@@ -63,6 +64,7 @@ func OpenAuditLog(dir string, o auditlog.Options, reached func() uint64) (*Audit
 		dir: dir, opts: o, reached: reached, log: o.Logger, own: own, patience: workerapi.AnswerWithin,
 		queue: make(chan *audit.Event, maxQueue), done: make(chan struct{}), moved: make(chan struct{}),
 	}
+	t.owed.seen = own.Begins() - 1
 	go t.flush()
 	return t, nil
 }
@@ -71,86 +73,70 @@ func OpenAuditLog(dir string, o auditlog.Options, reached func() uint64) (*Audit
 // that each event names the context's operator. It waits while the log changes hands.
 func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
-	for _, e := range events { // as the log does: what a worker owes is compared with that
-		e.SetPlace(t.opts.Cluster, t.opts.Node)
-	}
-	t.mu.Lock()
-	own, peer, moved, closed, begun := t.own, t.peer, t.moved, t.closed, t.begun
-	t.mu.Unlock()
-	switch {
-	case closed:
-		return auditlog.ErrClosed
-	case peer != nil:
-		return t.remote(ctx, peer, moved, begun, events)
-	case own != nil:
-		err := own.Append(ctx, events...)
-		if !errors.Is(err, auditlog.ErrClosed) {
+	err := t.write(ctx, events, false)
+	t.owed.told(events, err == nil)
+	return err
+}
+
+// write appends events that are owed from then on: the caller says whether they are to be.
+// again says that they may be in the log already, as after a writer that has ended: only
+// those that are not are appended.
+func (t *AuditLog) write(ctx context.Context, events []*audit.Event, again bool) error {
+	for ; ; again = true {
+		if again {
+			missing, err := t.missing(ctx, events)
+			if err != nil || len(missing) == 0 {
+				return err
+			}
+			events = missing
+		}
+		t.mu.Lock()
+		own, peer, end, moved, closed := t.own, t.peer, t.end, t.moved, t.closed
+		t.mu.Unlock()
+		if closed {
+			return auditlog.ErrClosed
+		}
+		for _, e := range events { // as the log does: what is owed is compared with that
+			e.SetPlace(t.opts.Cluster, t.opts.Node)
+		}
+		t.owed.ask(peer, events)
+		var err error
+		switch {
+		case peer != nil:
+			err = t.remote(ctx, peer, end, events)
+		case own != nil:
+			err = own.Append(ctx, events...)
+		default:
+			err = fmt.Errorf("%w: it could not be opened again", auditlog.ErrUnwritable)
+		}
+		if !errors.Is(err, ipc.ErrClosed) && !errors.Is(err, auditlog.ErrClosed) {
 			return err
 		}
-	default:
-		return fmt.Errorf("%w: it could not be opened again", auditlog.ErrUnwritable)
-	}
-	if err := t.wait(ctx, moved); err != nil {
-		return err
-	}
-	return t.Append(ctx, events...)
-}
-
-func (t *AuditLog) wait(ctx context.Context, moved <-chan struct{}) error {
-	select {
-	case <-moved:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
-// remote has the worker append. If the worker dies meanwhile, the events may be in the log
-// or not, so they are looked up before they are appended again. A worker that does not
-// answer is ended: it would block every change that must be recorded, such as that of a
-// policy.
-func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
+// remote has the worker append. A worker that does not answer is ended: it would block
+// every change that must be recorded, such as that of a policy.
+func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, end func(error), events []*audit.Event) error {
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
-	t.owed.ask(events)
 	err := p.Call(within, workerapi.MethodAppend, workerapi.AppendRequest{Events: events}, &ipc.None{})
-	t.owed.told(events, err == nil)
 	// The two deadlines may be equal, so time decides whose it was.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
-		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
-		_ = p.Close()
-		err = ipc.ErrClosed
+		end(fmt.Errorf("it does not write the audit log: %w", err))
+		return ipc.ErrClosed
 	}
 	var refused *ipc.RemoteError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w: %w", auditlog.ErrUnwritable, err)
 	}
-	if !errors.Is(err, ipc.ErrClosed) {
-		return err
-	}
-	if err := t.wait(ctx, moved); err != nil {
-		return err
-	}
-	if there, err := t.holds(ctx, begun, events); err != nil || there {
-		return err
-	}
-	return t.Append(ctx, events...)
-}
-
-// holds reports whether the log has the events, from a number on. A worker appends all
-// events of a call or none.
-func (t *AuditLog) holds(ctx context.Context, from uint64, events []*audit.Event) (bool, error) {
-	want := events[0].ID()
-	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, t.dir, auditlog.Query{From: from})) {
-		if err != nil {
-			return false, err
-		}
-		if e.ID() == want {
-			return true, nil
-		}
-	}
-	return false, nil
+	return err
 }
 
 // Enqueue is [auditlog.Log.Enqueue].
@@ -179,18 +165,22 @@ func (t *AuditLog) flush() {
 				batch = append(batch, e)
 			}
 		}
-		for tries := 0; ; tries++ {
-			err := t.append(batch)
-			if err == nil {
-				break
-			}
-			if errors.Is(err, auditlog.ErrClosed) || tries == 10 {
-				t.log.Error("events were lost", "count", len(batch), "error", err)
-				break
-			}
+		err := t.append(batch, false)
+		for tries := 0; err != nil && !errors.Is(err, auditlog.ErrClosed) && tries < 10; tries++ {
 			time.Sleep(500 * time.Millisecond)
+			err = t.append(batch, true)
+		}
+		if t.owed.told(batch, err == nil); err != nil {
+			t.log.Error("events were lost", "count", len(batch), "error", err)
 		}
 	}
+}
+
+// append is write with a bound on how long it waits.
+func (t *AuditLog) append(batch []*audit.Event, again bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return t.write(ctx, batch, again)
 }
 
 // handOver ends the daemon's writing; setWorker names the worker that writes next. If the
@@ -237,11 +227,11 @@ func (t *AuditLog) add(s auditlog.Stats) {
 	t.last = auditlog.Stats{}
 }
 
-// setWorker names the worker that writes.
-func (t *AuditLog) setWorker(p *ipc.Peer) {
+// setWorker names the worker that writes, and how it is ended.
+func (t *AuditLog) setWorker(p *ipc.Peer, end func(why error)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.peer = p
+	t.peer, t.end = p, end
 	t.change()
 }
 
@@ -252,16 +242,22 @@ func (t *AuditLog) setLastStats(s auditlog.Stats) {
 	t.last = s
 }
 
-// takeBack reopens the log when the worker that wrote it is dead. While it cannot be
-// opened, as on a full disk, appending fails.
+// takeBack reopens the log when the worker that wrote it is dead, and writes what that has
+// left out. While it cannot be opened, as on a full disk, appending fails.
 func (t *AuditLog) takeBack() error {
+	err := t.reopen()
+	t.settle(0)
+	return err
+}
+
+func (t *AuditLog) reopen() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var cerr error
 	if t.own != nil {
 		cerr = t.own.Close() // its lock, which is given up whatever this says (close(2))
 	}
-	t.own, t.peer = nil, nil
+	t.own, t.peer, t.end = nil, nil, nil
 	err := t.open()
 	if err != nil {
 		t.change() // callers need not wait
@@ -273,7 +269,8 @@ func (t *AuditLog) takeBack() error {
 // if the worker has cut it. t.mu is held.
 func (t *AuditLog) open() error {
 	o := t.opts
-	o.After = max(t.reached(), max(t.begun, 1)-1)
+	_, seen := t.owed.of(nil)
+	o.After = max(t.reached(), max(t.begun, 1)-1, seen)
 	own, err := auditlog.Open(t.dir, o)
 	if err != nil {
 		return err
@@ -363,7 +360,6 @@ func (t *AuditLog) Flush() {
 // Close writes queued events and closes the log. The worker must have ended.
 func (t *AuditLog) Close() error {
 	t.Flush()
-	t.owed.work.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {

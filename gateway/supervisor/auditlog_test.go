@@ -109,36 +109,13 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			trail, dir := newAuditLog(t)
 			trail.patience = 100 * time.Millisecond
-			h, err := trail.handOver()
-			if err != nil {
-				t.Fatal(err)
-			}
-			log, err := auditlog.Continue(h, auditlog.Options{Segment: segmentsIn(dir)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			here, there := pair(t)
-			side := ipc.New(here, ipc.Options{})
-			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
-				workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
-					if written {
-						_ = log.Append(ctx, c.Events...)
-					}
-					<-ctx.Done()
-					return ipc.None{}, ctx.Err()
-				}),
-			}})
-			var ends sync.WaitGroup
-			ends.Go(func() { _ = child.Serve(); _ = log.Close() })
-			ends.Go(func() { // what the supervisor does
-				_ = side.Serve()
-				<-child.Done()
-				if err := errors.Join(log.Close(), trail.takeBack()); err != nil {
-					t.Error(err)
+			handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+				if written {
+					_ = w.log.Append(ctx, events...)
 				}
+				<-ctx.Done()
+				return ctx.Err()
 			})
-			defer func() { _ = side.Close(); ends.Wait() }()
-			trail.setWorker(side)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			if err := trail.Append(ctx, event()); err != nil {
@@ -176,7 +153,7 @@ func TestAuditLogDurable(t *testing.T) {
 	var ends sync.WaitGroup
 	ends.Go(func() { _ = side.Serve() })
 	ends.Go(func() { _ = child.Serve() })
-	trail.setWorker(side)
+	trail.setWorker(side, nil)
 	if n := trail.Durable(); n != 7 {
 		t.Errorf("%d with a worker that has written 5 more, want 7", n)
 	}
@@ -207,7 +184,9 @@ func TestAuditLogDurable(t *testing.T) {
 // A worker that cuts the log does not have numbers given twice: neither those that the
 // daemon had written, nor those that are known from elsewhere.
 func TestAuditLogIsCut(t *testing.T) {
-	for name, reached := range map[string]uint64{"the daemon's records": 0, "the worker's records": 9} {
+	for name, tt := range map[string]struct{ reached, seen uint64 }{
+		"the daemon's records": {}, "the worker's records": {reached: 9}, "records that were seen": {seen: 9},
+	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "audit")
 			known := uint64(0)
@@ -226,7 +205,8 @@ func TestAuditLogIsCut(t *testing.T) {
 			if err := errors.Join(h.File.Truncate(0), h.File.Close()); err != nil {
 				t.Fatal(err)
 			}
-			known = reached
+			known = tt.reached
+			trail.Seen(&audit.Event{Metadata: audit.Metadata{Sequence: tt.seen}})
 			if err := trail.takeBack(); err != nil {
 				t.Fatal(err)
 			}
@@ -244,7 +224,7 @@ func TestAuditLogIsCut(t *testing.T) {
 					last, said = e, said || e.Unmapped.Sallyport.State == "audit-truncated"
 				}
 			}
-			if last == nil || last.ID() != next.ID() || last.Metadata.Sequence <= max(3, reached) || !said {
+			if last == nil || last.ID() != next.ID() || last.Metadata.Sequence <= max(3, tt.reached, tt.seen) || !said {
 				t.Errorf("the next event is %+v; the log says that it was cut: %v", last, said)
 			}
 			if got := trail.Stats().Events; got > 20 {
@@ -255,7 +235,7 @@ func TestAuditLogIsCut(t *testing.T) {
 }
 
 // A bad line of a worker that has ended does not keep out what it was to write.
-func TestAuditLogHoldsBesideDamage(t *testing.T) {
+func TestAuditLogBesideDamage(t *testing.T) {
 	trail, _ := newAuditLog(t)
 	one, other := event(), event()
 	if err := trail.Append(t.Context(), event()); err != nil {
@@ -273,10 +253,9 @@ func TestAuditLogHoldsBesideDamage(t *testing.T) {
 	if err := trail.takeBack(); err != nil {
 		t.Fatal(err)
 	}
-	for e, want := range map[*audit.Event]bool{one: true, other: false} {
-		if there, err := trail.holds(t.Context(), h.Next, []*audit.Event{e}); err != nil || there != want {
-			t.Errorf("it is there: %v, %v, want %v", there, err, want)
-		}
+	trail.owed.ask(nil, []*audit.Event{one, other})
+	if missing, err := trail.missing(t.Context(), []*audit.Event{one, other}); err != nil || len(missing) != 1 || missing[0] != other {
+		t.Errorf("%d are missing, %v", len(missing), err)
 	}
 }
 

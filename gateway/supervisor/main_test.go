@@ -49,6 +49,8 @@ func play() error {
 		return ipc.None{}, ctx.Err()
 	})
 	switch string(how) {
+	case "writes nothing":
+		w.Methods[workerapi.MethodAppend] = ipc.Handle(func(context.Context, workerapi.AppendRequest) (ipc.None, error) { return ipc.None{}, nil })
 	case "refuses to prepare":
 		w.Methods[workerapi.MethodPrepare] = refuse
 	case "never prepares":

@@ -3,7 +3,10 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,99 +16,245 @@ import (
 	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
+	"sallyport/policy"
 )
+
+// writer is a worker that does with what it is told to append as a test says.
+type writer struct {
+	log         *auditlog.Log
+	side, child *ipc.Peer // the daemon's and its own
+	why         error     // it was ended, if it was
+	gone        chan struct{}
+	back        error // of the log's way back
+}
+
+// handTo hands a log over to a writer.
+func handTo(t *testing.T, trail *AuditLog, dir string, appends func(context.Context, *writer, []*audit.Event) error) *writer {
+	t.Helper()
+	h, err := trail.handOver()
+	must.OK(t, err)
+	w := &writer{gone: make(chan struct{})}
+	w.log, err = auditlog.Continue(h, auditlog.Options{Cluster: trail.opts.Cluster, Node: trail.opts.Node, Segment: segmentsIn(dir)})
+	must.OK(t, err)
+	here, there := pair(t)
+	w.side = ipc.New(here, ipc.Options{})
+	w.child = ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
+		workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
+			return ipc.None{}, appends(ctx, w, c.Events)
+		}),
+	}})
+	var served sync.WaitGroup
+	served.Go(func() { _ = w.child.Serve() })
+	go func() { // what the supervisor does
+		defer close(w.gone)
+		_ = w.side.Serve()
+		<-w.child.Done()
+		w.back = errors.Join(w.log.Close(), trail.takeBack())
+		served.Wait()
+	}()
+	trail.setWorker(w.side, func(why error) { w.why = why; _ = w.side.Close() })
+	t.Cleanup(func() { _ = w.end() })
+	return w
+}
+
+// end is the worker's end, if it has not ended.
+func (w *writer) end() error {
+	_ = w.side.Close()
+	<-w.gone
+	return w.back
+}
+
+// Ways to append.
+func writes(ctx context.Context, w *writer, events []*audit.Event) error {
+	return w.log.Append(ctx, events...)
+}
+func leavesOut(context.Context, *writer, []*audit.Event) error { return nil }
+
+// written are the messages of a log's events. alerts is how many more say that it was altered.
+func written(t *testing.T, dir string) (messages []string, alerts int) {
+	t.Helper()
+	for e, err := range auditlog.Undamaged(auditlog.Read(t.Context(), dir, auditlog.Query{})) {
+		must.OK(t, err)
+		switch {
+		case e.Unmapped.Sallyport.State == "audit-altered":
+			alerts++
+		case e.Message != "" && e.Unmapped.Sallyport.State == "":
+			messages = append(messages, e.Message)
+		}
+	}
+	slices.Sort(messages)
+	return messages, alerts
+}
+
+func says(message string) *audit.Event {
+	e := event()
+	e.Message = message
+	return e
+}
 
 // A worker that says that it has written events is ended if it has left them out, or has
 // written others in their place. The daemon writes them then.
 func TestOwed(t *testing.T) {
 	for name, test := range map[string]struct {
-		write func(*audit.Event) *audit.Event
-		lies  bool
+		appends func(context.Context, *writer, []*audit.Event) error
+		lies    bool
+		unseen  bool // it does not say how far the log is durable
 	}{
-		"left out": {func(*audit.Event) *audit.Event { return nil }, true},
-		"altered":  {func(e *audit.Event) *audit.Event { e.Message = "nothing"; return e }, true},
-		"written":  {func(e *audit.Event) *audit.Event { return e }, false},
+		"left out": {leavesOut, true, false},
+		"altered": {func(ctx context.Context, w *writer, events []*audit.Event) error {
+			events[0].Message = "nothing"
+			return writes(ctx, w, events)
+		}, true, false},
+		"written":          {writes, false, false},
+		"written, unseen":  {writes, false, true},
+		"left out, unseen": {leavesOut, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			trail, dir := newAuditLog(t)
 			trail.opts.Cluster, trail.opts.Node = "prod", "worker-1" // which the log adds to each
-			h, err := trail.handOver()
-			if err != nil {
-				t.Fatal(err)
-			}
-			log, err := auditlog.Continue(h, auditlog.Options{Cluster: "prod", Node: "worker-1", Segment: segmentsIn(dir)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			here, there := pair(t)
-			side := ipc.New(here, ipc.Options{})
-			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
-				workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
-					for _, e := range c.Events {
-						if e = test.write(e); e == nil {
-							continue
-						}
-						if err := log.Append(ctx, e); err != nil {
-							return ipc.None{}, err
-						}
-					}
-					return ipc.None{}, nil
-				}),
-			}})
-			var ends sync.WaitGroup
-			ends.Go(func() { _ = child.Serve() })
-			ends.Go(func() { // what the supervisor does
-				_ = side.Serve()
-				<-child.Done()
-				if err := errors.Join(log.Close(), trail.takeBack()); err != nil {
-					t.Error(err)
-				}
-			})
-			trail.setWorker(side)
-			e := event()
-			e.Message, e.Detail = "an operator's", "a byte that is no text: \xff, and <a>&\u2028\U0001f600\x7f\x00"
+			w := handTo(t, trail, dir, test.appends)
+			e := says("an operator's")
+			e.Detail = "a byte that is no text: \xff, and <a>&\u2028\U0001f600\x7f\x00"
 			e.Actor = &audit.Actor{}
 			e.Actor.User.Name = "anna\xc0"
 			e.Unmapped.Sallyport.Tags = map[string]string{"\uffff": "", "\U0001f600": "\ud7ff", "a": "b"}
 			e.Unmapped.Sallyport.QueryKeys, e.Unmapped.Sallyport.HeaderNames = []string{}, []string{""}
 			e.Unmapped.Sallyport.Approval = &audit.Approval{ID: "x", Until: 1 << 50}
-			if err := trail.Append(t.Context(), e); err != nil {
-				t.Fatal(err)
+			must.OK(t, trail.Append(t.Context(), e))
+			see := func() {
+				for e := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
+					trail.Seen(e)
+				}
 			}
-			for e := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
-				trail.Seen(e)
+			if !test.unseen {
+				see()
 			}
 			trail.Settle() // it is early
+			if w.why != nil {
+				t.Errorf("it was ended at once: %v", w.why)
+			}
 			trail.settle(0)
-			select {
-			case <-side.Done():
-				if !test.lies {
-					t.Error("it was ended")
-				}
-			default:
-				if test.lies {
-					t.Error("it was not ended")
-				}
+			if ended := w.why != nil; ended != test.lies {
+				t.Errorf("it was ended: %v, %v", ended, w.why)
 			}
-			if !test.lies {
-				_ = side.Close()
-			}
-			ends.Wait()
-			trail.owed.work.Wait()
-			var all []string
-			for e, err := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, e.Message)
-			}
+			must.OK(t, w.end())
+			all, alerts := written(t, dir)
 			if n := len(slices.DeleteFunc(all, func(m string) bool { return m != "an operator's" })); n != 1 {
 				t.Errorf("it is there %d times", n)
 			}
-			if trail.settle(0); len(trail.owed.all) > 0 {
+			if (alerts == 1) != test.lies {
+				t.Errorf("the log says %d times that it was altered", alerts)
+			}
+			if see(); len(trail.owed.all) > 0 {
 				t.Error("something is owed still")
 			}
 		})
+	}
+}
+
+// Events that a worker was told to write when it ends are in the log, whatever part of them
+// the worker wrote, and whatever the next one does to them.
+func TestOwedByOneThatEnds(t *testing.T) {
+	for name, write := range map[string]func(context.Context, *writer, []*audit.Event) error{
+		"nothing":   leavesOut,
+		"the first": func(ctx context.Context, w *writer, events []*audit.Event) error { return writes(ctx, w, events[:1]) },
+		"another under the first one's ID": func(ctx context.Context, w *writer, events []*audit.Event) error {
+			events[0].Message = "nothing"
+			return writes(ctx, w, events[:1])
+		},
+		"all": writes,
+	} {
+		t.Run(name, func(t *testing.T) {
+			trail, dir := newAuditLog(t)
+			w := handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+				if err := write(ctx, w, events); err != nil {
+					return err
+				}
+				return w.child.Close()
+			})
+			must.OK(t, trail.Append(t.Context(), says("one"), says("two")))
+			must.OK(t, w.end())
+			check := func(alerts int) {
+				t.Helper()
+				got, n := written(t, dir)
+				got = slices.DeleteFunc(got, func(m string) bool { return m == "nothing" })
+				if !slices.Equal(got, []string{"one", "two"}) || n != alerts {
+					t.Errorf("the log has %q, and says %d times that it was altered, want %d", got, n, alerts)
+				}
+			}
+			check(0)
+			w = handTo(t, trail, dir, writes)
+			files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+			must.OK(t, err)
+			must.OK(t, os.Truncate(files[0], 0))
+			must.OK(t, w.end())
+			check(1)
+		})
+	}
+}
+
+// An event that a worker leaves out just before it is stopped is written all the same.
+func TestOwedAtTheEnd(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	w := handTo(t, trail, dir, leavesOut)
+	must.OK(t, trail.Append(t.Context(), says("one")))
+	must.OK(t, errors.Join(w.end(), trail.Close()))
+	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
+// A worker is not ended for what the one before it has left out.
+func TestOwedByOneBefore(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	w := handTo(t, trail, dir, leavesOut)
+	must.OK(t, trail.Append(t.Context(), says("one")))
+	aside := dir + ".aside"
+	must.OK(t, errors.Join(os.Rename(dir, aside), os.WriteFile(dir, nil, 0o600)))
+	if err := w.end(); err == nil {
+		t.Fatal("a file was opened as a log")
+	}
+	must.OK(t, errors.Join(os.Remove(dir), os.Rename(aside, dir)))
+	w = handTo(t, trail, dir, writes)
+	trail.settle(0)
+	if w.why != nil {
+		t.Errorf("it was ended: %v", w.why)
+	}
+	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
+// A queued event that the log has is not appended again, if the worker says otherwise.
+func TestOwedAgain(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+		return errors.Join(writes(ctx, w, events), errors.New("the disk is slow"))
+	})
+	must.OK(t, trail.Enqueue(says("one")))
+	trail.Flush()
+	if got, _ := written(t, dir); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("the log has %q", got)
+	}
+}
+
+// The event of the end of a process that left something out says why it was ended.
+func TestOwedByAProcess(t *testing.T) {
+	h := newHouse(t, policy.Document{}, "writes nothing", nil)
+	must.OK(t, h.trail.Append(t.Context(), says("one")))
+	h.trail.settle(0)
+	must.Soon(t, "the next process", func() bool { return h.supervisor.Status().Restarts == 1 })
+	if got, alerts := written(t, h.audit); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+	var details []string
+	for e, err := range auditlog.Read(t.Context(), h.audit, auditlog.Query{}) {
+		must.OK(t, err)
+		details = append(details, e.Detail)
+	}
+	if all := strings.Join(details, "\n"); !strings.Contains(all, "1 events that it says it has written are not in the audit log") {
+		t.Errorf("the log says %s", all)
 	}
 }
 
@@ -114,18 +263,18 @@ func TestOwedFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o owed
 		slow, failed := event(), event()
-		o.ask([]*audit.Event{slow, failed})
+		o.ask(nil, []*audit.Event{slow, failed})
 		time.Sleep(2 * owedFor)
 		o.told([]*audit.Event{failed}, false)
-		if all := o.overdue(owedFor); len(all) > 0 {
+		if all := o.due(owedFor); len(all) > 0 {
 			t.Errorf("%d events before it says so", len(all))
 		}
 		o.told([]*audit.Event{slow}, true)
-		if all := o.overdue(owedFor); len(all) > 0 {
+		if all := o.due(owedFor); len(all) > 0 {
 			t.Errorf("%d events at once", len(all))
 		}
 		time.Sleep(owedFor)
-		if all := o.overdue(owedFor); len(all) != 1 || all[0].ID() != slow.ID() {
+		if all := o.due(owedFor); len(all) != 1 || all[0].ID() != slow.ID() {
 			t.Errorf("%d events then", len(all))
 		}
 	})

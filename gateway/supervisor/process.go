@@ -92,7 +92,7 @@ func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	if err := p.Peer.Call(ctx, workerapi.MethodServe, s.tables(), &ipc.None{}); err != nil {
 		return err
 	}
-	s.o.AuditLog.setWorker(p.Peer)
+	s.o.AuditLog.setWorker(p.Peer, p.End)
 	s.o.Logger.Info("the gateway's process is up", "pid", p.PID(), "uid", p.State.UID, "own_root", p.State.Root, "landlock", p.State.Landlock)
 	return nil
 }

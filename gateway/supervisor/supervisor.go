@@ -20,9 +20,9 @@
 // bounds; get a certificate for any name in the eyes of any sandbox; read and
 // rewrite the last segment of the log; send bytes anywhere; ask for approval of
 // what nobody wants, and use a grant for something else. It cannot keep a policy
-// out (see [Supervisor.Prepare]), read a secret that no rule binds, the
-// authorities' keys or earlier segments of the log, nor touch engine, datapath,
-// files or other processes.
+// out (see [Supervisor.Prepare]) or the daemon's events out of the log (see
+// [AuditLog.Settle]), read a secret that no rule binds, the authorities' keys or
+// earlier segments of the log, nor touch engine, datapath, files or other processes.
 package supervisor
 
 import (
