@@ -89,12 +89,15 @@ func serveSocket(w http.ResponseWriter, r *http.Request, talk func(io.Writer)) {
 	w.Header().Set("Upgrade", "websocket")
 	w.Header().Set("Sec-WebSocket-Accept", base64.StdEncoding.EncodeToString(sum[:]))
 	w.WriteHeader(101)
-	c, _, err := http.NewResponseController(w).Hijack()
+	c, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return
 	}
 	defer c.Close()
-	talk(c)
+	talk(struct { // a byte may have been read ahead by now
+		io.Reader
+		io.Writer
+	}{rw, c})
 	_, _ = io.WriteString(c, "\x88\x00")
 }
 
