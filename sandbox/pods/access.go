@@ -6,10 +6,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/goccy/go-yaml"
 )
@@ -20,7 +22,7 @@ const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 // access is how an API server is reached.
 type access struct {
 	server string
-	tls    *tls.Config
+	tls    func() *tls.Config // for a new connection
 	token  func() (string, error)
 }
 
@@ -55,14 +57,14 @@ type kubeconfig struct {
 
 // readAccess reads a kubeconfig file or, with "", the service account of the pod that this
 // process is in.
-func readAccess(path string) (a access, err error) {
+func readAccess(path string, log *slog.Logger) (a access, err error) {
 	if path == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 		if host == "" || port == "" {
 			return a, errors.New("this process is in no pod: set pods.kubeconfig, or run in a pod with a service account")
 		}
 		a.server, a.token = "https://"+net.JoinHostPort(host, port), fromFile(filepath.Join(serviceAccount, "token"))
-		a.tls, err = trusting(filepath.Join(serviceAccount, "ca.crt"), "")
+		a.tls, err = trusting(filepath.Join(serviceAccount, "ca.crt"), "", log)
 		return a, err
 	}
 	text, err := os.ReadFile(path)
@@ -86,7 +88,7 @@ func readAccess(path string) (a access, err error) {
 		for _, c := range k.Clusters {
 			if c.Name == x.Context.Cluster {
 				a.server = c.Cluster.Server
-				if a.tls, err = trusting(beside(c.Cluster.CA), c.Cluster.CAData); err != nil {
+				if a.tls, err = trusting(beside(c.Cluster.CA), c.Cluster.CAData, log); err != nil {
 					return a, fmt.Errorf("%s: cluster %q: %w", path, c.Name, err)
 				}
 			}
@@ -105,8 +107,8 @@ func readAccess(path string) (a access, err error) {
 			if a.tls == nil || u.User.Cert+u.User.CertData == "" {
 				continue
 			}
-			cert, key := beside(u.User.Cert), beside(u.User.Key)
-			a.tls.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // files are renewed
+			cert, key, trusts := beside(u.User.Cert), beside(u.User.Key), a.tls
+			certificate := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // files are renewed
 				public, err := pemOf(cert, u.User.CertData)
 				if err != nil {
 					return nil, err
@@ -117,6 +119,11 @@ func readAccess(path string) (a access, err error) {
 				}
 				pair, err := tls.X509KeyPair(public, private)
 				return &pair, err
+			}
+			a.tls = func() *tls.Config {
+				c := trusts()
+				c.GetClientCertificate = certificate
+				return c
 			}
 		}
 	}
@@ -134,20 +141,35 @@ func fromFile(path string) func() (string, error) {
 	}
 }
 
-// trusting returns a configuration that trusts the authorities of a kubeconfig's cluster.
-func trusting(file, data string) (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file == "" && data == "" {
-		return c, nil // the system's authorities
+// trusting returns configurations that trust the authorities of a kubeconfig's cluster. Each is
+// by the file as it is then, since kubelet renews it; a file without a certificate leaves the
+// authorities of before.
+func trusting(file, data string, log *slog.Logger) (func() *tls.Config, error) {
+	read := func() (*x509.CertPool, error) {
+		if file == "" && data == "" {
+			return nil, nil // the system's authorities
+		}
+		text, err := pemOf(file, data)
+		if err != nil {
+			return nil, err
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(text) {
+			return nil, errors.New("the API server's authority is not a PEM certificate")
+		}
+		return roots, nil
 	}
-	text, err := pemOf(file, data)
-	if err != nil {
-		return nil, err
-	}
-	if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(text) {
-		return nil, errors.New("the API server's authority is not a PEM certificate")
-	}
-	return c, nil
+	var last atomic.Pointer[x509.CertPool]
+	roots, err := read()
+	last.Store(roots)
+	return func() *tls.Config {
+		if roots, err := read(); err == nil {
+			last.Store(roots)
+		} else {
+			log.Error("the API server's authority cannot be read again: that of before is trusted", "file", file, "error", err)
+		}
+		return &tls.Config{RootCAs: last.Load(), MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	}, err
 }
 
 // pemOf returns the PEM that a kubeconfig has in itself, in Base64, or in a file.

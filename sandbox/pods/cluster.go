@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ type Client struct {
 // pod that this process is in. It does not talk to the API server, and refuses one without
 // TLS, which would get a token that anybody on the way could read.
 func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
-	access, err := readAccess(kubeconfig)
+	access, err := readAccess(kubeconfig, log)
 	if err != nil {
 		return nil, fmt.Errorf("reaching the API server: %w", err)
 	}
@@ -59,8 +60,10 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 		return nil, fmt.Errorf("reaching the API server: %s is not https, and everybody on the way would read the token: write https://%s as the cluster's server, and its certificate-authority", access.server, server.Host)
 	}
 	return &Client{server: server, token: access.token, log: log, http: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{
-		DialContext:     (&net.Dialer{Timeout: askWithin}).DialContext,
-		TLSClientConfig: access.tls, TLSHandshakeTimeout: askWithin, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return (&tls.Dialer{NetDialer: &net.Dialer{Timeout: askWithin}, Config: access.tls()}).DialContext(ctx, network, address)
+		},
+		ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
 		// A watch is silent for minutes: this tells a server that is gone from one that has
 		// nothing to say.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: askWithin},

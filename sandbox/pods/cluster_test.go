@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"testing"
 
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/testnet"
 )
 
 // fakeServer is as much of an API server as a Client asks: a pod, a list and a watch of a
@@ -399,4 +401,48 @@ users:
 	if _, err := Connect("", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pods.kubeconfig") {
 		t.Errorf("in no pod: %v", err)
 	}
+}
+
+// The authorities of a file are those that it has when a connection begins: a rotation takes effect
+// without a restart, and a file without a certificate changes nothing.
+func TestAuthorityRotates(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 2 { // by which a watch is told from a server that is gone
+			t.Errorf("asked by %s", r.Proto)
+		}
+		_, _ = io.WriteString(w, "{}")
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	other, err := testnet.NewCA()
+	must.OK(t, err)
+	dir := t.TempDir()
+	trust := func(text []byte) { must.OK(t, os.WriteFile(filepath.Join(dir, "ca.crt"), text, 0o600)) }
+	trust(other.PEM())
+	file := filepath.Join(dir, "kubeconfig")
+	must.OK(t, os.WriteFile(file, fmt.Appendf(nil, `{current-context: x, contexts: [{name: x, context: {cluster: c, user: u}}], users: [{name: u, user: {token: t}}],
+		clusters: [{name: c, cluster: {server: %q, certificate-authority: ca.crt}}]}`, s.URL), 0o600))
+	var log bytes.Buffer
+	c, err := Connect(file, slog.New(slog.NewTextHandler(&log, nil)))
+	must.OK(t, err)
+	for _, tt := range []struct {
+		name        string
+		file        []byte
+		asks, tells bool
+	}{
+		{"another authority", other.PEM(), false, false},
+		{"rotated", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), true, false},
+		{"no certificate", []byte("-----BEGIN"), true, true},
+		{"rotated away", other.PEM(), false, false},
+	} {
+		trust(tt.file)
+		log.Reset()
+		c.http.CloseIdleConnections()
+		_, err := c.Pod(t.Context(), "ns", "a")
+		if (err == nil) != tt.asks || err != nil && !strings.Contains(err.Error(), "unknown authority") || strings.Contains(log.String(), "cannot be read again") != tt.tells {
+			t.Errorf("%s: got %v, want an answer: %v. Logged:\n%s", tt.name, err, tt.asks, log.String())
+		}
+	}
+	c.http.CloseIdleConnections()
 }
