@@ -58,9 +58,10 @@ type Node struct {
 	intermediate *intermediate
 
 	preparing sync.WaitGroup
-	untainted bool // the API server has taken the taint away
+	untainted bool      // the API server has taken the taint away
+	asked     time.Time // when learn was begun last
 
-	learnt  atomic.Bool                    // by this daemon: local is complete
+	learnt  atomic.Bool                    // by this daemon: local was complete
 	local   atomic.Pointer[[]netip.Prefix] // see pods.Client.Local
 	tainted atomic.Pointer[string]         // why the taint could not be changed, or ""
 }
@@ -69,6 +70,8 @@ const (
 	// period is how often it is looked whether something is left to ask the API server, and
 	// whether the intermediate is to be renewed.
 	period = 5 * time.Second
+	// learnEvery is how often it is asked for addresses that have come since.
+	learnEvery = time.Minute
 	// askWithin bounds one question to the API server.
 	askWithin = 5 * time.Second
 )
@@ -90,8 +93,8 @@ func (n *Node) Prepare(ctx context.Context) {
 	n.preparing.Go(func() { n.learn(ctx) })
 }
 
-// Run learns the addresses that are not known yet, then takes the taint away, and renews the
-// intermediate, until ctx is done.
+// Run learns the addresses that are not known yet, then takes the taint away, and learns what
+// comes later and renews the intermediate, until ctx is done.
 func (n *Node) Run(ctx context.Context) error {
 	n.preparing.Wait()
 	return periodic.Run(ctx, period, func(now time.Time) { n.look(ctx, now) })
@@ -99,7 +102,7 @@ func (n *Node) Run(ctx context.Context) error {
 
 // look does what is left of it.
 func (n *Node) look(ctx context.Context, now time.Time) {
-	if !n.learnt.Load() {
+	if !n.learnt.Load() || now.Sub(n.asked) >= learnEvery {
 		n.learn(ctx)
 	}
 	if n.learnt.Load() && !n.untainted {
@@ -155,22 +158,29 @@ func (n *Node) recall() error {
 // server is away.
 func (n *Node) addresses() string { return filepath.Join(n.Dir, "node.addresses") }
 
-// learn asks for the addresses of the node that are no upstream.
+// learn asks for the addresses of the node that are no upstream. Those that this daemon has
+// learnt before stay until it ends.
 func (n *Node) learn(ctx context.Context) {
+	n.asked = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
+	before := n.learnt.Load()
 	list, err := n.Cluster.Local(ctx, n.Config.Node)
-	if err != nil {
+	if err != nil || before {
 		list = append(list, *n.local.Load()...)
 	}
 	n.set(list)
 	if err == nil {
 		err = n.keep()
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		n.learnt.Store(true)
+	case before:
+		n.Logger.Warn("addresses that the API server or this node may have got since cannot be learnt", "error", err, "retry_in", learnEvery)
+	default:
 		n.Logger.Warn("some addresses of the API server or of this node are not known yet: new pods wait", "error", err, "retry_in", period)
 	}
-	n.learnt.Store(err == nil)
 }
 
 func (n *Node) set(list []netip.Prefix) {

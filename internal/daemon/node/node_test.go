@@ -22,20 +22,21 @@ import (
 )
 
 // No pod comes to a node whose addresses are not known, and those that run never have them as
-// upstreams: the API server's own is known at once, and the next daemon knows what the last one did.
+// upstreams: the API server's own is known at once, those that come later soon, and the next daemon
+// knows what the last one did.
 func TestNodeIsLearntBeforePods(t *testing.T) {
-	taints, asked := 1, 0
+	taints, asked, away, address := 1, 0, false, "192.0.2.4"
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPatch {
 			taints = 0
-		} else if asked++; asked == 1 {
+		} else if asked++; asked == 1 || away {
 			http.Error(w, "{}", http.StatusServiceUnavailable)
 			return
 		}
 		taint := map[string]string{"key": pods.NotReady, "effect": "NoSchedule"}
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"spec":   map[string]any{"taints": slices.Repeat([]any{taint}, taints)},
-			"status": map[string]any{"addresses": []map[string]string{{"address": "192.0.2.4"}}},
+			"status": map[string]any{"addresses": []map[string]string{{"address": address}}},
 		})
 	}))
 	t.Cleanup(s.Close)
@@ -77,8 +78,14 @@ func TestNodeIsLearntBeforePods(t *testing.T) {
 	if asked != before {
 		t.Error("a node that is settled is asked about again")
 	}
+	address = "192.0.2.5"
+	n.look(t.Context(), time.Now().Add(learnEvery))
+	is(n, "another address", 0, true, "127.0.0.1/32", "192.0.2.4/32", "192.0.2.5/32")
+	away = true
+	n.look(t.Context(), time.Now().Add(learnEvery))
+	is(n, "away again", 0, true, "127.0.0.1/32", "192.0.2.4/32", "192.0.2.5/32")
 	s.Close()
 	n = next()
 	n.look(t.Context(), time.Now())
-	is(n, "the next daemon, without the API server", 0, false, "127.0.0.1/32", "192.0.2.4/32")
+	is(n, "the next daemon, without the API server", 0, false, "127.0.0.1/32", "192.0.2.4/32", "192.0.2.5/32")
 }
