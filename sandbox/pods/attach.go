@@ -93,6 +93,9 @@ func (p *Pods) Attach(ctx context.Context, a cni.Attachment) (err error) {
 	if err := p.opt.Network.EndFlows(rec.Address); err != nil {
 		return err
 	}
+	if err := p.forgetFormer(rec); err != nil {
+		return err
+	}
 	if _, err := p.opt.Authority.Root(rec.ID); err != nil {
 		return err
 	}
@@ -190,6 +193,17 @@ func (p *Pods) endOlder(ctx context.Context, rec state.Record) error {
 		}
 		if err := p.end(ctx, e, why); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// forgetFormer forgets what is kept for a sandbox if an earlier pod was it: one that was suspended
+// begins anew, also if Follow has not been told yet that the earlier pod is gone.
+func (p *Pods) forgetFormer(rec state.Record) error {
+	for _, e := range p.entries {
+		if e.Rec.ID == rec.ID && e.Rec.Pod.UID != rec.Pod.UID {
+			return p.forget(rec.ID)
 		}
 	}
 	return nil

@@ -90,7 +90,7 @@ func (p *Pods) discard(e *entry) error {
 		others = others || o != e && o.Rec.ID == e.Rec.ID
 	}
 	if !others {
-		if err := errors.Join(p.opt.Authority.Forget(e.Rec.ID), p.opt.Forget(e.Rec.ID)); err != nil {
+		if err := p.forget(e.Rec.ID); err != nil {
 			return err
 		}
 	}
@@ -101,6 +101,11 @@ func (p *Pods) discard(e *entry) error {
 	delete(p.entries, e.Rec.Name)
 	p.show()
 	return durable.SyncDir(filepath.Dir(dir))
+}
+
+// forget forgets what is kept for a sandbox that is no more.
+func (p *Pods) forget(id string) error {
+	return errors.Join(p.opt.Authority.Forget(id), p.opt.Forget(id))
 }
 
 // inKubernetes reports whether Kubernetes has the pod, as far as Follow has seen.

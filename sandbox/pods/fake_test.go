@@ -214,7 +214,7 @@ func (b *bed) Append(_ context.Context, events ...*audit.Event) error {
 
 func (b *bed) Root(string) ([]byte, error) { b.step("root"); return nil, nil }
 
-func (b *bed) Forget(string) error { return nil }
+func (b *bed) Forget(string) error { b.step("forget"); return nil }
 
 // pod makes a pod at the API server.
 func (b *bed) pod(namespace, name string, change ...func(*Pod)) *Pod {

@@ -11,7 +11,8 @@
 //  3. Older sessions that are in the way end: of the same pod, and of pods whose interface is
 //     gone. An address, name or ID that another pod has is refused. Connections
 //     that processes of the host, as the gateway's, still have with the address end.
-//  4. The sandbox has an authority, which certifies hosts to it.
+//  4. Approvals and the like that an earlier pod of the sandbox had are forgotten. The sandbox
+//     has an authority, which certifies hosts to it.
 //  5. The record is on disk, with the event that the session started.
 //  6. The gateway is told who has the address.
 //  7. The datapath lets the pod's packets pass.
@@ -71,7 +72,8 @@ type Options struct {
 	Recorder  Recorder
 	// Recorded reports whether the log has an event, by its ID.
 	Recorded func(ctx context.Context, id string) (bool, error)
-	// Forget is called with the ID of a sandbox that is no more. Default: nothing is.
+	// Forget is called with the ID of a sandbox that is no more, or that begins anew in another
+	// pod. Default: nothing is.
 	Forget func(id string) error
 	// Publish is called for each change of Identities, in order: with a sandbox before its
 	// packets may pass, and with the zero Info when it has ended or is offline.

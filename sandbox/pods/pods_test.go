@@ -467,6 +467,44 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// The next pod of a Sandbox has nothing of the one before, also if the watch has not told yet that
+// that one is gone; another session of the same pod has what the pod has.
+func TestForgetFormer(t *testing.T) {
+	for _, end := range []string{"detached", "its end was lost", "the daemon restarts"} {
+		t.Run(end, func(t *testing.T) {
+			b := newBed(t)
+			follower{t.Context(), b.Pods}.Synced()
+			p, next := b.pod("ns", "web-x", owned("web")), b.pod("ns", "web-y", owned("web"))
+			b.follow(p)
+			a := b.plug(p, "s1", 7)
+			b.attach(a)
+			must.OK(t, b.Detach(t.Context(), "s1"))
+			again, last := b.plug(p, "s2", 8), b.plug(next, "s3", 9)
+			b.attach(again)
+			if len(b.forgot) > 0 {
+				t.Errorf("another session of the pod: forgot %v", b.forgot)
+			}
+			if end != "its end was lost" {
+				must.OK(t, b.Detach(t.Context(), "s2"))
+			}
+			b.unplug(again)
+			if end == "the daemon restarts" {
+				b.restart()
+			}
+			b.trace = ""
+			b.attach(last)
+			id := get(b.Get("ns/web")).ID
+			if len(b.forgot) != 1 || b.forgot[0] != id || !strings.Contains(b.trace, "forget root ") {
+				t.Errorf("forgot %v by %q, want %s before its authority is made", b.forgot, b.trace, id)
+			}
+			b.gone(p)
+			if i := get(b.Get("ns/web")); i.Session != "s3" || len(b.forgot) != 1 {
+				t.Errorf("told that the first is gone: %+v, and forgot %v", i, b.forgot)
+			}
+		})
+	}
+}
+
 // The gateway's connections with a pod end with its session, however that ends, before another
 // pod can have the address.
 func TestConnectionsEnd(t *testing.T) {
