@@ -36,6 +36,7 @@ type routedNode struct {
 	tls      *httptest.Server // whose certificate all nodes have
 	here     bool
 	other    atomic.Pointer[netip.AddrPort] // the node that has agents/box
+	peer     atomic.Pointer[tls.Config]     // by which it asks that
 	clients  atomic.Pointer[[]access.RouterClient]
 	gone     atomic.Bool
 	retag    atomic.Pointer[func()] // called as agents/box becomes another team's, once somebody has asked whose it is
@@ -54,7 +55,10 @@ func (n *routedNode) Client(token string) access.RouterClient {
 	return access.RouterClientOf(*n.clients.Load(), token)
 }
 
-func (n *routedNode) Peer() *tls.Config {
+func (n *routedNode) Peer() *tls.Config { return n.peer.Load() }
+
+// asked is how the nodes are spoken to.
+func (n *routedNode) asked() *tls.Config {
 	return &tls.Config{RootCAs: n.tls.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}
 }
 
@@ -97,6 +101,7 @@ func newRouted(t *testing.T) (first, second *routedNode, port uint16) {
 	t.Cleanup(certified.Close)
 	node := func(here bool) *routedNode {
 		n := &routedNode{tls: certified, here: here}
+		n.peer.Store(n.asked())
 		n.clients.Store(&[]access.RouterClient{
 			access.NewRouterClient("agents-api", []string{"agents"}, []string{"an-old-token-0123456789abcdefghijk", agentsToken}),
 			access.NewRouterClient("teams-api", []string{"teams"}, []string{teamsToken}),
@@ -141,7 +146,7 @@ func newRouted(t *testing.T) (first, second *routedNode, port uint16) {
 
 func (n *routedNode) dial(t *testing.T) *tls.Conn {
 	t.Helper()
-	c, err := tls.Dial("tcp", n.ln.Addr().String(), n.Peer())
+	c, err := tls.Dial("tcp", n.ln.Addr().String(), n.asked())
 	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	must.OK(t, c.SetDeadline(time.Now().Add(time.Minute)))
@@ -329,6 +334,37 @@ func TestRouterPeer(t *testing.T) {
 	if status != 502 || !strings.Contains(body, "rule: router-node\n") || got.Load() > 0 {
 		t.Errorf("got %d %s, and the other server %d requests", status, body, got.Load())
 	}
+}
+
+// A connection to another node that was made before the nodes' certificate changed has no request
+// after that, whether it was idle then or in use.
+func TestRouterPeerChanges(t *testing.T) {
+	t.Parallel()
+	first, second, port := newRouted(t)
+	to := routeTo("agents", "box", port) + "Authorization: Bearer " + agentsToken + "\r\n"
+	c := first.dial(t)
+	_, err := io.WriteString(c, "POST /a HTTP/1.1\r\n"+to+"Content-Length: 2\r\n\r\nh")
+	must.OK(t, err)
+	second.await(1) // it has been passed on
+	if status, body := first.ask(t, "GET /a HTTP/1.1\r\n"+to); status != 200 {
+		t.Fatalf("before: got %d %s", status, body)
+	}
+	first.peer.Store(&tls.Config{RootCAs: newAuthority(t).pool, ServerName: "example.com"})
+	refused := func(when string) {
+		t.Helper()
+		if status, body := first.ask(t, "GET /a HTTP/1.1\r\n"+to); status != 502 || !strings.Contains(body, "rule: router-node\n") {
+			t.Errorf("%s: got %d %s", when, status, body)
+		}
+	}
+	refused("one was idle")
+	_, err = io.WriteString(c, "i")
+	must.OK(t, err)
+	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	must.OK(t, err)
+	if body, err := io.ReadAll(r.Body); r.StatusCode != 200 || err != nil {
+		t.Errorf("the one in use: got %s %s %v", r.Status, body, err)
+	}
+	refused("one was in use")
 }
 
 // A WebSocket ends with its client, its sandbox and what the policy allows, within a second or

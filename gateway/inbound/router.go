@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"sallyport/gateway/access"
@@ -29,7 +30,8 @@ type Router interface {
 	Client(token string) access.RouterClient
 	// Find finds a sandbox. An error is for the log: the client is told that it is not there.
 	Find(context.Context, Route) (Place, error)
-	// Peer is how another node is spoken to.
+	// Peer is how another node is spoken to. It returns another Config when that changes, and no
+	// request goes over a connection that was made with the one before.
 	Peer() *tls.Config
 }
 
@@ -240,16 +242,41 @@ func routeOf(r *http.Request) (to Route, wrong string) {
 	return to, ""
 }
 
+// peers has the connections to other nodes.
+type peers struct {
+	router Router
+
+	mu      sync.Mutex
+	config  *tls.Config // of current
+	current *http.Transport
+}
+
+// RoundTrip implements http.RoundTripper.
+func (p *peers) RoundTrip(r *http.Request) (*http.Response, error) { return p.transport().RoundTrip(r) }
+
+func (p *peers) transport() *http.Transport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	config := p.router.Peer()
+	if p.current != nil && p.config == config {
+		return p.current
+	}
+	if p.current != nil {
+		p.current.CloseIdleConnections() // and the others as their requests end
+	}
+	p.config, p.current = config, &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return (&tls.Dialer{NetDialer: &net.Dialer{Timeout: reachWithin}, Config: config}).DialContext(ctx, network, address)
+		},
+		DisableCompression: true, MaxIdleConnsPerHost: idleHops, IdleConnTimeout: idleHop, ResponseHeaderTimeout: routedHead + findWithin,
+	}
+	return p.current
+}
+
 // newPeers returns what passes requests on to other nodes.
 func newPeers(router Router) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
-		Transport: &http.Transport{
-			DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return (&tls.Dialer{NetDialer: &net.Dialer{Timeout: reachWithin}, Config: router.Peer()}).DialContext(ctx, network, address)
-			},
-			DisableCompression: true, MaxIdleConnsPerHost: idleHops, IdleConnTimeout: idleHop, ResponseHeaderTimeout: routedHead + findWithin,
-		},
+		FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Transport: &peers{router: router},
 		Rewrite: func(p *httputil.ProxyRequest) {
 			q := requestOf(p.In)
 			t := q.routed
