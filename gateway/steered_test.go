@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"sallyport/gateway"
 	"sallyport/gateway/tcp"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
@@ -110,5 +113,34 @@ func TestEndedBeforeItIsTaken(t *testing.T) {
 	e := l.await(1)[0]
 	if len(asked) > 0 || e.Unmapped.Sallyport.Decision == string(policy.Allow) {
 		t.Errorf("asked %d times, and recorded %+v", len(asked), e)
+	}
+}
+
+// A connection that ended with its sandbox before it is taken is on record, and not under the name of
+// the sandbox that has the address by now, however many connections that has.
+func TestEndedWithItsSandbox(t *testing.T) {
+	must.Root(t) // who may end another's connection
+	for name, limit := range map[string]int{"room for more": 2, "at its limit": 1} {
+		t.Run(name, func(t *testing.T) {
+			l := newEnv(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = limit })
+			l.policy(allow)
+			to := netip.AddrPortFrom(l.name("api.example.test"), 80)
+			l.raw(to.String()) // of the next sandbox
+			must.Soon(t, "it is taken", func() bool { return l.gauge("sallyport_gateway_connections") == 1 })
+			near, err := net.Dial("tcp", l.listener.Addr().String())
+			must.OK(t, err)
+			defer near.Close()
+			far, err := l.listener.Listener.Accept()
+			must.OK(t, err)
+			_, err = io.WriteString(near, halfHead)
+			must.OK(t, err)
+			must.Soon(t, "it is there", func() bool { return tcp.Heard(far.(*net.TCPConn)) })
+			must.OK(t, netlink.SocketDestroy(far.LocalAddr(), far.RemoteAddr()))
+			must.OK(t, l.listener.adopt(far, sandboxAddr, to))
+			e := l.await(1)[0]
+			if x := e.Unmapped.Sallyport; x.Sandbox != "" || e.Rule == nil || e.Rule.Name != "unknown-sandbox" || e.Source.Port != near.LocalAddr().(*net.TCPAddr).Port {
+				t.Errorf("recorded %+v %+v, of sandbox %q", e, e.Rule, x.Sandbox)
+			}
+		})
 	}
 }

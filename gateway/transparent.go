@@ -86,9 +86,9 @@ func (g *Gateway) steered(conn net.Conn) *connection {
 	local := addrPort(conn.LocalAddr())
 	t := target{dialled: local.Addr(), port: local.Port()}
 	identity, known := g.identities.ByAddress(p.source.Addr())
-	if !known {
+	if !known || tcp.Aborted(conn) { // its sandbox has ended: the one that was looked up may be the next with the address
 		t.host = event.Text(t.dialled)
-		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from")
+		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from, or the one that had it has ended")
 		return nil
 	}
 	p = p.is(identity)

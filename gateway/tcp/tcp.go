@@ -66,6 +66,25 @@ func Reset(c net.Conn) error {
 	return nil
 }
 
+// Aborted tells, once, whether this host has ended a connection by SOCK_DESTROY (sock_diag(7)),
+// as it does with those of an endpoint that is gone.
+func Aborted(c net.Conn) bool {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return false
+	}
+	aborted := false
+	_ = raw.Control(func(fd uintptr) {
+		reason, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		aborted = err == nil && syscall.Errno(reason) == syscall.ECONNABORTED
+	})
+	return aborted
+}
+
 // Heard tells whether the other side has sent a byte, or that cannot be told.
 func Heard(c syscall.Conn) bool {
 	raw, err := c.SyscallConn()
