@@ -172,22 +172,23 @@ func FuzzStream(f *testing.F) {
 	f.Add(append(frame(all[0]), 0, 0), uint8(0))
 	f.Add(append(frame(all[0]), 0x10, 1), uint8(0))
 	l := newServerEnv(f)
-	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
+	from := netip.MustParseAddr("127.0.1.1")
+	who, _ := identify(from)
 	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
 		l.limiters, _ = simplelru.NewLRU[string, limits](1, nil) // as if time had passed
 		// A name has its address from its first question on, which a reverse
 		// question before that would not know.
-		l.serveConn(t.Context(), &pieces{say: sent, size: len(sent) + 1}, who, netip.Addr{})
+		l.serveConn(t.Context(), &pieces{say: sent, size: len(sent) + 1}, who.ID, from)
 		c := &pieces{say: sent, size: int(piece) + 1}
 		l.limiters, _ = simplelru.NewLRU[string, limits](1, nil)
-		l.serveConn(t.Context(), c, who, netip.Addr{})
+		l.serveConn(t.Context(), c, who.ID, from)
 		var want []byte
 		for rest := sent; len(rest) >= 2; {
 			n := int(rest[0])<<8 | int(rest[1])
 			if n > 4096 || len(rest) < 2+n {
 				break
 			}
-			answer := l.answer(t.Context(), who, netip.Addr{}, rest[2:2+n])
+			answer := l.answer(t.Context(), who, from, rest[2:2+n])
 			if answer == nil {
 				break
 			}

@@ -7,7 +7,10 @@
 //
 // It guarantees that an answered pair of name and address is durable, that an
 // address never stands for two names of one sandbox, and that only sandboxes get
-// answers. Package upstream resolves a name really, after the decision to connect.
+// answers. It does not guarantee that a question by UDP which waits to be read when its sandbox
+// ends is not taken for one of the next sandbox with the address.
+//
+// Package upstream resolves a name really, after the decision to connect.
 package resolver
 
 import (
@@ -27,6 +30,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/gateway/tcp"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
 )
@@ -205,14 +209,14 @@ func (s *Server) serveConns(ctx context.Context, l net.Listener) error {
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
 			defer c.Close()
-			s.serveConn(ctx, c, who, addr)
+			s.serveConn(ctx, c, who.ID, addr)
 		})
 	}
 }
 
-// serveConn answers one message after the other (RFC 7766) until either side is
-// done with it.
-func (s *Server) serveConn(ctx context.Context, c net.Conn, who policy.Sandbox, addr netip.Addr) {
+// serveConn answers one message of a sandbox after the other (RFC 7766) until either side is
+// done with it. Each is of the sandbox as it is then.
+func (s *Server) serveConn(ctx context.Context, c net.Conn, id string, addr netip.Addr) {
 	var length [2]byte
 	for {
 		if err := c.SetDeadline(time.Now().Add(connTimeout)); err != nil {
@@ -229,8 +233,12 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, who policy.Sandbox, 
 		if _, err := io.ReadFull(c, packet); err != nil {
 			return
 		}
+		who, ok := s.o.Identify(addr)
+		if !ok || who.ID != id || tcp.Reset(c) != nil { // the sandbox has ended: the address may be the next one's
+			return
+		}
 		var answer []byte
-		if s.limits(who.ID).all.Allow() {
+		if s.limits(id).all.Allow() {
 			answer = s.answer(ctx, who, addr, packet)
 		} else {
 			answer = s.limited(packet)

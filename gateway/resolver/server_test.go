@@ -9,12 +9,14 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/gateway/tcp"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -38,6 +40,8 @@ func decide(_ context.Context, in policy.Input) policy.Decision {
 	switch first, _, _ := strings.Cut(in.Destination.Host, "."); first {
 	case "allow", "intranet":
 		d.Action = policy.Allow
+	case "team-" + in.Sandbox.Tags["team"]:
+		d.Action = policy.Allow
 	case "tunnel":
 		d.Action = policy.Tunnel
 	case "approve":
@@ -55,6 +59,7 @@ type serverEnv struct {
 	addr    string
 	table   *NameTable
 	journal *journal
+	tags    atomic.Pointer[map[string]string] // of all sandboxes; nil: those of identify
 	metrics *prometheus.Registry
 	stop    func()
 }
@@ -62,8 +67,16 @@ type serverEnv struct {
 func newServerEnv(t testing.TB) *serverEnv {
 	t.Helper()
 	l := &serverEnv{table: openTable(t, t.TempDir(), NameTableOptions{PerSandbox: 50}), journal: &journal{}, metrics: prometheus.NewRegistry()}
-	l.Server = NewServer(Options{Table: l.table, Identify: identify, Decide: decide, Recorder: l.journal, Metrics: l.metrics})
+	l.Server = NewServer(Options{Table: l.table, Identify: l.identify, Decide: decide, Recorder: l.journal, Metrics: l.metrics})
 	return l
+}
+
+func (l *serverEnv) identify(a netip.Addr) (policy.Sandbox, bool) {
+	who, ok := identify(a)
+	if tags := l.tags.Load(); tags != nil {
+		who.Tags = *tags
+	}
+	return who, ok
 }
 
 // serve runs the server on loopback, UDP and TCP on one port.
@@ -141,6 +154,63 @@ func (l *serverEnv) sandbox(t *testing.T, network string) (ask func(name string)
 		r, err := conn.ReadMsg()
 		must.OK(t, err)
 		return r.Rcode
+	}
+}
+
+// A question on a connection is decided by the tags that its sandbox has then.
+func TestTagsChangeOnAConnection(t *testing.T) {
+	l := serve(t)
+	for _, network := range []string{"udp", "tcp"} {
+		l.tags.Store(&map[string]string{"team": "red"})
+		ask := l.sandbox(t, network)
+		resolves := func(name string, want bool) {
+			t.Helper()
+			ask(name)
+			if got := l.table.Assigned("id-1", strings.TrimSuffix(name, ".")); got != want {
+				t.Errorf("%s: %s has an address: %v, want %v", network, name, got, want)
+			}
+		}
+		resolves("team-red."+network+".test.", true)
+		l.tags.Store(&map[string]string{"team": "blue"})
+		resolves("team-red.later-"+network+".test.", false)
+		resolves("team-blue."+network+".test.", true)
+	}
+}
+
+// A question on a connection that has ended is nobody's: the sandbox that has the address by now may
+// be another.
+func TestQuestionOfBefore(t *testing.T) {
+	l := newServerEnv(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must.OK(t, err)
+	defer ln.Close()
+	asked := func(id string, reset bool) bool {
+		t.Helper()
+		near, err := net.Dial("tcp", ln.Addr().String())
+		must.OK(t, err)
+		defer near.Close()
+		far, err := ln.Accept()
+		must.OK(t, err)
+		defer far.Close()
+		must.OK(t, (&dns.Conn{Conn: near}).WriteMsg(question("allow.example.test.", dns.TypeA)))
+		if reset {
+			must.OK(t, near.(*net.TCPConn).SetLinger(0))
+			must.OK(t, near.Close())
+			must.Soon(t, "the reset", func() bool { return tcp.Reset(far) != nil })
+		} else {
+			must.OK(t, near.(*net.TCPConn).CloseWrite())
+		}
+		l.serveConn(t.Context(), far, id, netip.MustParseAddr("127.0.1.1"))
+		return l.table.Assigned("id-1", "allow.example.test")
+	}
+	if asked("id-1", true) {
+		t.Error("one that was reset is answered")
+	}
+	if asked("id-2", false) {
+		t.Error("one of another sandbox is answered")
+	}
+	if !asked("id-1", false) {
+		t.Error("one of the sandbox is not answered")
 	}
 }
 
