@@ -13,14 +13,9 @@ import (
 	"sallyport/audit/auditlog"
 )
 
-// Scan yields the events that a query selects of the log in dir, in order, without an
-// index. Errors are those of [auditlog.Read].
-func Scan(ctx context.Context, dir string, q Query) iter.Seq2[auditlog.Entry, error] {
-	return Search(ctx, dir, "", q)
-}
-
-// Search is Scan by the index at path, and by the log for what that does not have. It
-// needs nothing that writes either.
+// Search yields the events that a query selects of the log in dir, in order: by the index
+// at path, and by the log for what that does not have. It needs nothing that writes either.
+// Errors are those of [auditlog.Read].
 func Search(ctx context.Context, dir, path string, q Query) iter.Seq2[auditlog.Entry, error] {
 	return func(yield func(auditlog.Entry, error) bool) {
 		s := &search{ctx: ctx, dir: dir, selection: q.selection(), yield: yield, next: max(q.From, 1), open: map[string]bool{}}

@@ -17,9 +17,6 @@ const (
 	JSON             // as \u and four digits, or as they are (RFC 8259, section 7)
 )
 
-// longest is how many bytes a character takes at most.
-func (k Kind) longest() int { return [...]int{Raw: 1, Form: 3, JSON: 6}[k] }
-
 // Set finds the placeholders that one sandbox may hold. The nil Set finds none. It is safe
 // for concurrent use.
 type Set struct {

@@ -242,7 +242,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 			return auditlog.Read(ctx, h.audit, auditlog.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
 		},
 		Audit: func(ctx context.Context, q index.Query) iter.Seq2[auditlog.Entry, error] {
-			return index.Scan(ctx, h.audit, q)
+			return index.Search(ctx, h.audit, "", q)
 		},
 	}
 	h.dir, h.keys = dir, need[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
