@@ -10,7 +10,8 @@ import (
 )
 
 // Document is the part of sallyport.yaml that decides: what may leave and
-// with which credential. The zero Document allows nothing.
+// with which credential. The zero Document allows nothing. Package rule says what a new key
+// of a rule takes.
 type Document struct {
 	// Egress lists destinations without credentials. Order does not matter:
 	// any deny wins, then approve, then allow and tunnel.
