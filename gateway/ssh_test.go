@@ -73,7 +73,7 @@ func newSSHEnv(t *testing.T, rules string, change ...func(l *sshEnv, secret fiel
 	t.Helper()
 	for _, program := range []string{"/usr/sbin/sshd", "/usr/bin/ssh", "/usr/bin/git"} {
 		if _, err := os.Stat(program); err != nil || os.Getuid() != 0 {
-			must.Lack(t, "needs root and %s: make setup-test installs it", program)
+			must.Lack(t, "needs root and %s: internal/setup/setup.sh test installs it", program)
 		}
 	}
 	l := &sshEnv{folder: t.TempDir()}

@@ -107,14 +107,9 @@ func microsocks(t testing.TB, login bool) string {
 	return "socks5://" + hostPort(proxyAddress, port)
 }
 
-// squid is tested where somebody has installed it: its package brings a service
-// that listens to everybody. It is what most corporate networks have.
 func squid(t testing.TB, login bool) string {
 	t.Helper()
-	path, err := exec.LookPath("squid")
-	if err != nil {
-		t.Skip("squid is not installed")
-	}
+	path := must.Program(t, "squid")
 	must.Root(t) // squid drops its privileges
 	dir, port := t.TempDir(), freePort(t)
 	for up := dir; up != os.TempDir() && up != "/"; up = filepath.Dir(up) {

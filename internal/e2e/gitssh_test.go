@@ -31,7 +31,7 @@ credentials: [{name: deploy}]
 func (r *rig) sshServer(dir string) (key, host string) {
 	r.t.Helper()
 	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
-		must.Lack(r.t, "needs sshd: make setup-test installs it")
+		must.Lack(r.t, "needs sshd: internal/setup/setup.sh test installs it")
 	}
 	make := func() (string, string) {
 		_, private, err := ed25519.GenerateKey(rand.Reader)

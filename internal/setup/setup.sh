@@ -90,7 +90,7 @@ wanted() {
 	test)
 		# tinyproxy-bin is tinyproxy without the service that listens to everybody, and
 		# redis-tools has Redis's program without its service.
-		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 redis-tools strace tcpdump tinyproxy-bin; do
+		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 redis-tools squid strace tcpdump tinyproxy-bin; do
 			installed "$package" || echo "$package"
 		done
 		set -- "$1" /usr/lib/postgresql/*/bin/initdb
@@ -158,6 +158,12 @@ install_packages() {
 	case " $missing" in *" postgresql "*)
 		units="$units postgresql.service"
 		services="$services postgresql"
+		;;
+	esac
+	case " $missing" in *" squid "*)
+		units="$units squid.service"
+		services="$services squid"
+		if ! installed logrotate; then units="$units logrotate.timer"; fi
 		;;
 	esac
 	case " $missing" in *" openssh-server "*)

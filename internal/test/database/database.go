@@ -64,7 +64,7 @@ func Front(t testing.TB, serve func(net.Conn) error, fail func(error)) (port int
 // lack skips the test, and fails it in CI.
 func lack(t testing.TB, what string) {
 	t.Helper()
-	must.Lack(t, "needs %s: make setup-test installs it", what)
+	must.Lack(t, "needs %s: internal/setup/setup.sh test installs it", what)
 }
 
 // account returns the credential of a user of the system.

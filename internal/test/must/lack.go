@@ -29,7 +29,7 @@ func Program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		Lack(t, "%v: make setup-test installs it", err)
+		Lack(t, "%v: internal/setup/setup.sh test installs it", err)
 	}
 	return path
 }
