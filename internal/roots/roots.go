@@ -29,6 +29,8 @@ func Read(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
+var errNoFile = fmt.Errorf("not a file of at most %d bytes", maxSize)
+
 func read(path string) ([]byte, error) {
 	// O_NONBLOCK: opening a pipe that somebody put there must not hang.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -41,7 +43,7 @@ func read(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxSize {
-		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, maxSize)
+		return nil, fmt.Errorf("%s is %w", path, errNoFile)
 	}
 	return io.ReadAll(io.LimitReader(f, maxSize))
 }

@@ -54,7 +54,7 @@ func (s *System) Read() (*x509.CertPool, error) {
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return
 		}
-		if failed = cmp.Or(failed, err); !errors.Is(err, fs.ErrPermission) {
+		if failed = cmp.Or(failed, err); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, errNoFile) {
 			seen = nil // as with too many open files: the next try may do better
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -71,6 +72,13 @@ func TestSystemChanges(t *testing.T) {
 	is("a file", alone)
 	put(filepath.Join(dir, "two.pem"), two)
 	is("a file and a folder", both)
+	must.OK(t, os.Symlink(t.TempDir(), filepath.Join(dir, "folder")))
+	is("a link to a folder", both)
+	large := filepath.Join(dir, "large")
+	must.OK(t, os.WriteFile(large, nil, 0o600))
+	must.OK(t, os.Truncate(large, maxSize+1))
+	is("a large file", both)
+	must.OK(t, errors.Join(os.Remove(large), os.Remove(filepath.Join(dir, "folder"))))
 	put(file, two)
 	_, err := s.Read()
 	must.OK(t, err)
