@@ -35,6 +35,19 @@ func appendEvent(dst []byte, e *audit.Event) (_ []byte, sequence int, err error)
 	return append(whole[:len(dst)], line...), sequence, nil
 }
 
+// Canonical is the line of an event under the number 0.
+func Canonical(e *audit.Event) ([]byte, error) {
+	copied := *e
+	line, _, err := appendEvent(nil, &copied)
+	return line, err
+}
+
+// Is reports whether an entry is a line of [Canonical] under its own number, byte for byte.
+func (e Entry) Is(line []byte) bool {
+	zero := fmt.Appendf(nil, "%s0", sequenceKey)
+	return bytes.Equal(e.JSON, bytes.Replace(line, zero, fmt.Appendf(nil, "%s%d", sequenceKey, e.Number), 1))
+}
+
 // marshal appends an event, its strings as they are, but for what JSON must have escaped.
 func marshal(dst []byte, e *audit.Event) ([]byte, error) {
 	to := appender(dst)

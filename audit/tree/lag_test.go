@@ -5,8 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,18 +97,41 @@ func TestSettledUnsealed(t *testing.T) {
 	must.OK(t, s.log.Close())
 }
 
-// Seen is called with each record once that is sealed, and Settled after that.
+// Seen is called with each record once the tree has its hash, and Settled after that.
 func TestSeen(t *testing.T) {
 	s := open(t, tempDir(t))
-	var seen, settled atomic.Uint64
-	s.Sealer = tree.NewSealer(tree.Options{
+	var settled atomic.Uint64
+	var broken atomic.Bool
+	var seen []string // the Sealer's goroutine alone has it until it ends
+	o := tree.Options{
 		Dir: s.dir, Log: s, Key: s.key, Logger: slog.New(slog.DiscardHandler), Every: time.Hour, Poll: time.Millisecond,
-		Seen:    func(e *audit.Event) { seen.CompareAndSwap(e.Metadata.Sequence-1, e.Metadata.Sequence) },
-		Settled: func() { settled.Store(seen.Load()) },
+		Seen: func(l auditlog.Entry) {
+			if seen = append(seen, string(l.JSON)); l.Number != uint64(len(seen)) {
+				t.Errorf("record %d is seen as number %d", l.Number, len(seen))
+			}
+			if broken.Load() {
+				t.Errorf("record %d is seen, and the tree cannot be written", l.Number)
+			}
+		},
+		Settled: func() { settled.Store(uint64(len(seen))) },
+	}
+	o.Fail(func(string) error {
+		if broken.Load() {
+			return syscall.ENOSPC
+		}
+		return nil
 	})
-	s.exchanges(t, 3)
+	s.Sealer = tree.NewSealer(o)
 	stop := s.running(t)
-	until(t, "the end", func() bool { return settled.Load() == 7 })
+	until(t, "the tree", func() bool { return s.Status().Log != "" })
+	broken.Store(true)
+	s.exchanges(t, 300) // more than is read at once
+	until(t, "a failure", func() bool { return s.Status().Failure != "" })
+	broken.Store(false)
+	until(t, "the end", func() bool { return settled.Load() >= 600 && s.Status().Failure == "" })
 	stop()
 	s.end(t)
+	if all := s.records(t); len(seen) > len(all) || !slices.Equal(seen, all[:len(seen)]) {
+		t.Error("records were seen as others than they are")
+	}
 }

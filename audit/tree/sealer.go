@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -34,9 +35,9 @@ type Options struct {
 	Key    *seal.Key // that seals the log's own
 	Logger *slog.Logger
 
-	// Seen, unless nil, is called with each record, and Settled after each look at the log,
-	// also one that failed.
-	Seen    func(*audit.Event)
+	// Seen, unless nil, is called with each record that the tree has the hash of, and Settled
+	// after each look at the log, also one that failed.
+	Seen    func(auditlog.Entry)
 	Settled func()
 
 	Records uint64        // between two checkpoints. Default: 4096
@@ -50,8 +51,10 @@ const (
 	// maxTurn is how many records are taken at a time: after so many, the disk and the
 	// processor are left to others for as long.
 	maxTurn = 1 << 16
-	// maxBatch is how many records' hashes one write has.
+	// maxBatch is how many records' hashes one write has, and maxHeld how many bytes those
+	// records, unless the last makes it more.
 	maxBatch = 1 << 10
+	maxHeld  = 4 << 20
 	// maxOwn is more checkpoints than are signed while the log is read once.
 	maxOwn = 1 << 10
 	// appendWithin bounds the wait for a log that cannot be written.
@@ -97,7 +100,7 @@ func NewSealer(o Options) *Sealer {
 	o.Every = cmp.Or(o.Every, 10*time.Second)
 	o.Poll = cmp.Or(o.Poll, time.Second)
 	if o.Seen == nil {
-		o.Seen = func(*audit.Event) {}
+		o.Seen = func(auditlog.Entry) {}
 	}
 	if o.Settled == nil {
 		o.Settled = func() {}
@@ -300,12 +303,16 @@ func (s *Sealer) take(ctx context.Context, to uint64) (more bool, err error) {
 		return false, nil
 	}
 	var batch []tlog.Hash
-	began := next
+	var entries []auditlog.Entry // those that can be read
+	held, began := 0, next
 	flush := func() error {
 		if err := s.store.add(batch); err != nil {
 			return err
 		}
-		batch = batch[:0]
+		for _, l := range entries { // a record that is not in the tree may be another when it is read again
+			s.o.Seen(l)
+		}
+		batch, entries, held = batch[:0], entries[:0], 0
 		if s.fresh > 0 && s.store.Size() >= s.covered()+s.o.Records {
 			return s.seal(ctx)
 		}
@@ -323,14 +330,15 @@ func (s *Sealer) take(ctx context.Context, to uint64) (more bool, err error) {
 			if next == l.Number {
 				batch = append(batch, tlog.RecordHash(l.JSON))
 				s.count(l.Event)
-				s.o.Seen(l.Event)
+				l.JSON = bytes.Clone(l.JSON)
+				entries, held = append(entries, l), held+len(l.JSON)
 			} else {
 				batch = append(batch, lost)
 				s.gone++
 				s.fresh++
 			}
 			next++
-			if len(batch) == maxBatch || s.store.Size()+uint64(len(batch)) >= s.covered()+s.o.Records {
+			if len(batch) == maxBatch || held >= maxHeld || s.store.Size()+uint64(len(batch)) >= s.covered()+s.o.Records {
 				if err := flush(); err != nil {
 					return false, err
 				}

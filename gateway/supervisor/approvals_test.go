@@ -60,6 +60,7 @@ func TestQuestionsToOperators(t *testing.T) {
 		"many names":                     {func(q *approval.Question) { q.Subject.QueryKeys = make([]string, 1000) }, false},
 		"a path and no method":           {func(q *approval.Question) { q.Subject.Method = "" }, false},
 		"a negative length":              {func(q *approval.Question) { q.Subject.Length = -7 }, false},
+		"a length that is not exact":     {func(q *approval.Question) { q.Subject.Length = 1 << 53 }, false},
 		"longer than anybody would wait": {func(q *approval.Question) { q.Timeout = 1 << 62 }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -84,7 +84,7 @@ func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 func (t *AuditLog) write(ctx context.Context, events []*audit.Event, again bool) error {
 	for ; ; again = true {
 		if again {
-			missing, err := t.missing(ctx, events)
+			missing, err := t.missing(ctx, events, 0)
 			if err != nil || len(missing) == 0 {
 				return err
 			}
@@ -99,8 +99,10 @@ func (t *AuditLog) write(ctx context.Context, events []*audit.Event, again bool)
 		for _, e := range events { // as the log does: what is owed is compared with that
 			e.SetPlace(t.opts.Cluster, t.opts.Node)
 		}
-		t.owed.ask(peer, events)
-		var err error
+		err := t.owed.ask(peer, events)
+		if err != nil {
+			return err
+		}
 		switch {
 		case peer != nil:
 			err = t.remote(ctx, peer, end, events)
@@ -357,9 +359,11 @@ func (t *AuditLog) Flush() {
 	<-t.done
 }
 
-// Close writes queued events and closes the log. The worker must have ended.
+// Close writes queued events, and what the log should have and has not, and closes it. The
+// worker must have ended.
 func (t *AuditLog) Close() error {
 	t.Flush()
+	t.settleWithin(0, time.Minute) // the last time
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {

@@ -206,7 +206,7 @@ func TestAuditLogIsCut(t *testing.T) {
 				t.Fatal(err)
 			}
 			known = tt.reached
-			trail.Seen(&audit.Event{Metadata: audit.Metadata{Sequence: tt.seen}})
+			trail.Seen(auditlog.Entry{Number: tt.seen, Event: event()})
 			if err := trail.takeBack(); err != nil {
 				t.Fatal(err)
 			}
@@ -253,8 +253,10 @@ func TestAuditLogBesideDamage(t *testing.T) {
 	if err := trail.takeBack(); err != nil {
 		t.Fatal(err)
 	}
-	trail.owed.ask(nil, []*audit.Event{one, other})
-	if missing, err := trail.missing(t.Context(), []*audit.Event{one, other}); err != nil || len(missing) != 1 || missing[0] != other {
+	if err := trail.owed.ask(nil, []*audit.Event{one, other}); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := trail.missing(t.Context(), []*audit.Event{one, other}, 0); err != nil || len(missing) != 1 || missing[0] != other {
 		t.Errorf("%d are missing, %v", len(missing), err)
 	}
 }

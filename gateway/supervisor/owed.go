@@ -1,12 +1,12 @@
 package supervisor
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,9 +28,10 @@ type owed struct {
 }
 
 type debt struct {
-	event []byte    // its normal form
+	event []byte    // its line in the log, under the number 0
 	to    *ipc.Peer // of the worker that was told to write it; nil: the daemon did
 	since time.Time // when it was written, or looked up last; zero before
+	said  bool      // the log says that it is missing
 }
 
 // Bounds of debts.
@@ -41,16 +42,24 @@ const (
 )
 
 // ask notes what a worker, or the daemon, is about to write.
-func (o *owed) ask(to *ipc.Peer, events []*audit.Event) {
+func (o *owed) ask(to *ipc.Peer, events []*audit.Event) error {
+	var lines [][]byte
+	for _, e := range events {
+		b, err := auditlog.Canonical(e)
+		if err != nil { // the log refuses it too
+			return err
+		}
+		lines = append(lines, b)
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.all == nil {
 		o.all = map[string]debt{}
 	}
-	for _, e := range events {
-		b, _ := normal(e) // what cannot be encoded is refused by the log
-		o.all[e.ID()] = debt{event: b, to: to}
+	for i, e := range events {
+		o.all[e.ID()] = debt{event: lines[i], to: to, said: o.all[e.ID()].said}
 	}
+	return nil
 }
 
 // told notes that events are written, or not.
@@ -70,6 +79,18 @@ func (o *owed) told(events []*audit.Event, written bool) {
 // due are all events that are written and were not seen, in the order of their IDs, if one
 // was not for longer than a time.
 func (o *owed) due(after time.Duration) (events []*audit.Event) {
+	for _, line := range o.late(after) { // not under the lock, for which Append and Seen would wait
+		e := new(audit.Event)
+		if json.Unmarshal(line, e) == nil {
+			events = append(events, e)
+		}
+	}
+	slices.SortFunc(events, func(a, b *audit.Event) int { return strings.Compare(a.ID(), b.ID()) })
+	return events
+}
+
+// late are the lines of all of them.
+func (o *owed) late(after time.Duration) (lines [][]byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	late := false
@@ -79,15 +100,29 @@ func (o *owed) due(after time.Duration) (events []*audit.Event) {
 	if !late {
 		return nil
 	}
-	for _, id := range slices.Sorted(maps.Keys(o.all)) {
-		d, e := o.all[id], new(audit.Event)
-		if !d.since.IsZero() && json.Unmarshal(d.event, e) == nil {
+	for id, d := range o.all {
+		if !d.since.IsZero() {
 			d.since = time.Now()
 			o.all[id] = d
-			events = append(events, e)
+			lines = append(lines, d.event)
 		}
 	}
-	return events
+	return lines
+}
+
+// say notes whether the log says of events that they are missing, and counts those of which
+// that is new.
+func (o *owed) say(events []*audit.Event, said bool) (changed int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range events {
+		if d, ok := o.all[e.ID()]; ok && d.said != said {
+			changed++
+			d.said = said
+			o.all[e.ID()] = d
+		}
+	}
+	return changed
 }
 
 // of are the debts for events, and the number of the last event that was seen.
@@ -103,35 +138,17 @@ func (o *owed) of(events []*audit.Event) (debts map[string]debt, seen uint64) {
 	return debts, o.seen
 }
 
-// is reports whether an event is the one that is owed.
-func (d debt) is(e *audit.Event) bool {
-	b, err := normal(e)
-	return err == nil && bytes.Equal(b, d.event)
-}
-
-// normal is an event as it is read from the log, whatever it was before, without its number.
-func normal(e *audit.Event) ([]byte, error) {
-	b, err := json.Marshal(e)
-	if err != nil {
-		return nil, err
-	}
-	var read audit.Event
-	if err := json.Unmarshal(b, &read); err != nil {
-		return nil, err
-	}
-	read.Metadata.Sequence = 0
-	return json.Marshal(&read)
-}
-
-// missing are those of the events that are owed and not in the log.
-func (t *AuditLog) missing(ctx context.Context, events []*audit.Event) ([]*audit.Event, error) {
+// missing are those of the events that are owed and not in the log, or not as they are
+// owed: who reads a line otherwise than the log does, as one that has a key twice, reads
+// nothing else in it. They are looked up from a number on, or from after what was seen.
+func (t *AuditLog) missing(ctx context.Context, events []*audit.Event, from uint64) ([]*audit.Event, error) {
 	debts, seen := t.owed.of(events)
-	for e, err := range auditlog.Undamaged(auditlog.Read(ctx, t.dir, auditlog.Query{From: seen + 1})) {
+	for l, err := range auditlog.Undamaged(auditlog.Entries(ctx, t.dir, auditlog.Query{From: max(from, seen+1)})) {
 		if err != nil {
 			return nil, err
 		}
-		if d, ok := debts[e.ID()]; ok && d.is(e) {
-			delete(debts, e.ID())
+		if d, ok := debts[l.Event.ID()]; ok && l.Is(d.event) {
+			delete(debts, l.Event.ID())
 		}
 		if len(debts) == 0 {
 			break
@@ -143,14 +160,14 @@ func (t *AuditLog) missing(ctx context.Context, events []*audit.Event) ([]*audit
 	}), nil
 }
 
-// Seen notes that the log has an event, and that a change of it is found from then on.
-func (t *AuditLog) Seen(e *audit.Event) {
+// Seen notes that the log has a record, and that a change of it is found from then on.
+func (t *AuditLog) Seen(l auditlog.Entry) {
 	o := &t.owed
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.seen = max(o.seen, e.Metadata.Sequence)
-	if d, ok := o.all[e.ID()]; ok && d.is(e) {
-		delete(o.all, e.ID())
+	o.seen = max(o.seen, l.Number)
+	if d, ok := o.all[l.Event.ID()]; ok && l.Is(d.event) {
+		delete(o.all, l.Event.ID())
 	}
 }
 
@@ -158,7 +175,9 @@ func (t *AuditLog) Seen(e *audit.Event) {
 // written what it says that it has is ended, and the daemon writes that.
 func (t *AuditLog) Settle() { t.settle(owedFor) }
 
-func (t *AuditLog) settle(after time.Duration) {
+func (t *AuditLog) settle(after time.Duration) { t.settleWithin(after, 30*time.Second) }
+
+func (t *AuditLog) settleWithin(after, within time.Duration) {
 	t.owed.settling.Lock()
 	defer t.owed.settling.Unlock()
 	t.mu.Lock()
@@ -168,9 +187,9 @@ func (t *AuditLog) settle(after time.Duration) {
 	if len(events) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	events, err := t.missing(ctx, events)
+	events, err := t.missing(ctx, events, 0)
 	if err != nil {
 		t.log.Error("events cannot be looked up in the audit log; that is tried again", "error", err)
 	}
@@ -188,19 +207,50 @@ func (t *AuditLog) settle(after time.Duration) {
 	}
 }
 
-// pay writes events that the log does not have, and says so there.
+// pay writes events that the log does not have, and says so there once.
 func (t *AuditLog) pay(ctx context.Context, events []*audit.Event) error {
-	found := audit.Change("sallyport", "audit-altered")
-	found.SeverityID, found.StatusID = audit.SeverityCritical, audit.StatusFailure
-	found.Message = fmt.Sprintf("%d events that had been recorded were not in the audit log: they follow", len(events))
-	if err := t.Append(ctx, found); err != nil {
-		return err
+	if n := t.owed.say(events, true); n > 0 {
+		found := audit.Change("sallyport", "audit-altered")
+		found.SeverityID, found.StatusID = audit.SeverityCritical, audit.StatusFailure
+		found.Message = fmt.Sprintf("%d events that had been recorded were not in the audit log: they follow", n)
+		if err := t.Append(ctx, found); err != nil {
+			t.owed.say(events, false)
+			return err
+		}
+		if err := t.check(ctx, []*audit.Event{found}); err != nil {
+			return err
+		}
 	}
 	for batch := range slices.Chunk(events, maxBatch) {
 		err := t.write(ctx, batch, false)
 		if t.owed.told(batch, true); err != nil { // they are owed still
 			return err
 		}
+		t.owed.say(batch, false)
+		if err := t.check(ctx, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check drops debts for what the daemon itself has just written, if it is not in the log as
+// it is owed: that would be so each time.
+func (t *AuditLog) check(ctx context.Context, events []*audit.Event) error {
+	first := events[0].Metadata.Sequence
+	if first == 0 { // a worker was told to write it
+		return nil
+	}
+	wrong, err := t.missing(ctx, events, first)
+	if err != nil || len(wrong) == 0 {
+		return err
+	}
+	t.mu.Lock()
+	own := t.peer == nil
+	t.mu.Unlock()
+	if own { // no worker can have changed it
+		t.owed.told(wrong, false)
+		t.log.Error("events are not in the audit log as they were to be written", "count", len(wrong), "first", first)
 	}
 	return nil
 }

@@ -87,6 +87,15 @@ func written(t *testing.T, dir string) (messages []string, alerts int) {
 	return messages, alerts
 }
 
+// see is what the sealer does.
+func see(t *testing.T, trail *AuditLog, dir string) {
+	t.Helper()
+	for l, err := range auditlog.Undamaged(auditlog.Entries(t.Context(), dir, auditlog.Query{})) {
+		must.OK(t, err)
+		trail.Seen(l)
+	}
+}
+
 func says(message string) *audit.Event {
 	e := event()
 	e.Message = message
@@ -120,15 +129,11 @@ func TestOwed(t *testing.T) {
 			e.Actor.User.Name = "anna\xc0"
 			e.Unmapped.Sallyport.Tags = map[string]string{"\uffff": "", "\U0001f600": "\ud7ff", "a": "b"}
 			e.Unmapped.Sallyport.QueryKeys, e.Unmapped.Sallyport.HeaderNames = []string{}, []string{""}
+			e.HTTPRequest = &audit.HTTPRequest{Length: 1 << 60}
 			e.Unmapped.Sallyport.Approval = &audit.Approval{ID: "x", Until: 1 << 50}
 			must.OK(t, trail.Append(t.Context(), e))
-			see := func() {
-				for e := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
-					trail.Seen(e)
-				}
-			}
 			if !test.unseen {
-				see()
+				see(t, trail, dir)
 			}
 			trail.Settle() // it is early
 			if w.why != nil {
@@ -146,11 +151,116 @@ func TestOwed(t *testing.T) {
 			if (alerts == 1) != test.lies {
 				t.Errorf("the log says %d times that it was altered", alerts)
 			}
-			if see(); len(trail.owed.all) > 0 {
+			if see(t, trail, dir); len(trail.owed.all) > 0 {
 				t.Error("something is owed still")
 			}
 		})
 	}
+}
+
+// A line that others than the log read as another event is not what is owed.
+func TestOwedIsReadOtherwise(t *testing.T) {
+	for name, line := range map[string]string{
+		"a key in another case": `"message":"nothing","Message":"an operator's"`,
+		"a key twice":           `"message":"nothing","message":"an operator's"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			trail, dir := newAuditLog(t)
+			w := handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+				events[0].Message = strings.Repeat("_", len(line)-len(`"message":""`))
+				if err := writes(ctx, w, events); err != nil {
+					return err
+				}
+				files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+				must.OK(t, err)
+				text, err := os.ReadFile(files[0])
+				must.OK(t, err)
+				at := strings.Index(string(text), `"message":"`+events[0].Message)
+				f, err := os.OpenFile(files[0], os.O_WRONLY, 0)
+				must.OK(t, err)
+				_, err = f.WriteAt([]byte(line), int64(at))
+				return errors.Join(err, f.Close())
+			})
+			must.OK(t, trail.Append(t.Context(), says("an operator's")))
+			if got, _ := written(t, dir); !slices.Equal(got, []string{"an operator's"}) {
+				t.Fatalf("the log reads %q in it", got)
+			}
+			trail.settle(0) // looked up, then seen
+			if w.why == nil {
+				t.Error("it was not ended")
+			}
+			must.OK(t, w.end())
+			see(t, trail, dir)
+			if got, alerts := written(t, dir); len(got) != 2 || alerts != 1 {
+				t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+			}
+			if len(trail.owed.all) > 0 {
+				t.Error("something is owed still")
+			}
+		})
+	}
+}
+
+// An event that is seen in a line that others read as another one is owed still.
+func TestOwedIsSeenOtherwise(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	must.OK(t, trail.Append(t.Context(), says("one")))
+	for l, err := range auditlog.Entries(t.Context(), dir, auditlog.Query{}) {
+		must.OK(t, err)
+		l.JSON = []byte(strings.Replace(string(l.JSON), `"message":"one"`, `"message":"nothing","Message":"one"`, 1))
+		if trail.Seen(l); len(trail.owed.all) != 1 {
+			t.Error("it is owed no more")
+		}
+	}
+	if see(t, trail, dir); len(trail.owed.all) != 0 {
+		t.Error("it is owed still")
+	}
+}
+
+// An event that the daemon itself has written again is not written a third time, if it is not in the
+// log as it is owed.
+func TestOwedForever(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	trail.opts.Cluster = "prod" // which the open log does not add
+	must.OK(t, trail.Append(t.Context(), says("one")))
+	for range 3 {
+		trail.settle(0)
+	}
+	if got, alerts := written(t, dir); len(got) != 2 || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
+// owe notes events as written that are not.
+func owe(t *testing.T, trail *AuditLog, events ...*audit.Event) {
+	t.Helper()
+	must.OK(t, trail.owed.ask(nil, events))
+	trail.owed.told(events, true)
+}
+
+// That events are missing is said once, however often they cannot be written.
+func TestOwedIsSaidOnce(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	w := handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+		if events[0].Message == "one" {
+			return errors.New("the disk is full")
+		}
+		return writes(ctx, w, events)
+	})
+	check := func(alerts int, want ...string) {
+		t.Helper()
+		if got, n := written(t, dir); !slices.Equal(got, want) || n != alerts {
+			t.Errorf("the log has %q, and says %d times that it was altered, want %q, %d", got, n, want, alerts)
+		}
+	}
+	owe(t, trail, says("one"))
+	trail.settle(0)
+	check(1)
+	must.OK(t, w.end())
+	check(1, "one")
+	owe(t, trail, says("two"))
+	trail.settle(0)
+	check(2, "one", "two")
 }
 
 // Events that a worker was told to write when it ends are in the log, whatever part of them
@@ -200,6 +310,16 @@ func TestOwedAtTheEnd(t *testing.T) {
 	w := handTo(t, trail, dir, leavesOut)
 	must.OK(t, trail.Append(t.Context(), says("one")))
 	must.OK(t, errors.Join(w.end(), trail.Close()))
+	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
+// An event that is missing when the log is closed is written then.
+func TestOwedAtClose(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	owe(t, trail, says("one"))
+	must.OK(t, trail.Close())
 	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
 		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
 	}
@@ -263,7 +383,7 @@ func TestOwedFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o owed
 		slow, failed := event(), event()
-		o.ask(nil, []*audit.Event{slow, failed})
+		must.OK(t, o.ask(nil, []*audit.Event{slow, failed}))
 		time.Sleep(2 * owedFor)
 		o.told([]*audit.Event{failed}, false)
 		if all := o.due(owedFor); len(all) > 0 {

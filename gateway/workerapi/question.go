@@ -16,6 +16,8 @@ var errQuestion = errors.New("not what can be asked about")
 const (
 	maxText  = 1 << 10
 	maxNames = 256
+	// maxLength is the largest number that the audit log has as it is.
+	maxLength = 1<<53 - 1
 )
 
 // CheckQuestion checks a question that a worker asks an operator: lengths, encodings
@@ -38,7 +40,7 @@ func CheckQuestion(q approval.Question) error {
 			return fmt.Errorf("%w: a digest that is none", errQuestion)
 		}
 	}
-	if len(s.QueryKeys) > maxNames || len(s.Credentials) > maxNames || s.Host == "" || s.Port == 0 || (s.Method == "") != (s.Path == "") || s.Length < -1 {
+	if len(s.QueryKeys) > maxNames || len(s.Credentials) > maxNames || s.Host == "" || s.Port == 0 || (s.Method == "") != (s.Path == "") || s.Length < -1 || s.Length > maxLength {
 		return errQuestion
 	}
 	if q.Timeout < 0 || q.Timeout > 2*time.Hour {

@@ -180,7 +180,7 @@ func (l ownLog) Append(ctx context.Context, events ...*audit.Event) error {
 
 // seal keeps the tree of the audit log, as the daemon does. stop, after ctx is done, signs
 // the last checkpoint.
-func (h *house) seal(ctx context.Context, log tree.Log, seen func(*audit.Event), settled func()) (stop func() error) {
+func (h *house) seal(ctx context.Context, log tree.Log, seen func(auditlog.Entry), settled func()) (stop func() error) {
 	s := tree.NewSealer(tree.Options{Dir: h.audit, Log: ownLog{log, &h.own}, Key: h.key, Logger: h.logger, Seen: seen, Settled: settled})
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
