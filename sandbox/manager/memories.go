@@ -49,11 +49,14 @@ func (e *entry) memoryOwner() memory.Owner {
 const memoryTimeout = 20 * time.Second
 
 // recordMemory keeps what a sandbox's memory is now, before something is done to the
-// sandbox or after it. That goes on where it fails: a version is missing then.
+// sandbox or after it. That goes on where it fails: a version is missing then, and what the
+// memory was busy with for all that time is ended, since it holds the disk.
 func (m *Manager) recordMemory(ctx context.Context, e *entry, c memory.Cause) {
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), memoryTimeout)
 	defer done()
-	m.recordMemoryWithin(ctx, e, c)
+	if m.recordMemoryWithin(ctx, e, c); ctx.Err() != nil {
+		m.opt.Memories.Interrupt(e.Rec.ID)
+	}
 }
 
 // recordMemoryWithin is recordMemory that waits until the end of ctx.

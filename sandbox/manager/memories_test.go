@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sallyport/audit"
@@ -82,4 +83,36 @@ func TestRestoreIsAVersion(t *testing.T) {
 			return
 		}
 	}
+}
+
+// busy is a memory that another operation holds until it is interrupted.
+type busy struct {
+	noMemories
+	free chan struct{}
+}
+
+func (b busy) Record(ctx context.Context, _ memory.Owner, _ memory.Cause) error {
+	select {
+	case <-b.free:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (b busy) Interrupt(string) { close(b.free) }
+
+// A snapshot ends the operation that has held a memory for longer than it waits, and so gets
+// the disk.
+func TestBusyMemoryIsInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		free := make(chan struct{})
+		m := &Manager{opt: Options{Memories: busy{free: free}, Logger: slog.New(slog.DiscardHandler)}}
+		m.recordMemory(t.Context(), &entry{}, memory.Cause{Operation: memory.Snapshot})
+		select {
+		case <-free:
+		default:
+			t.Error("the memory is still held")
+		}
+	})
 }
