@@ -113,8 +113,13 @@ func TestIssuerOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	root, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must.OK(t, err)
+	mode := os.FileMode(0o440) // as cert-manager's csi-driver mounts it, for the group root
+	if os.Geteuid() != 0 {
+		mode = 0o400
+	}
 	write := func(serial int64, ca bool) {
 		t.Helper()
+		must.OK(t, os.RemoveAll(filepath.Join(dir, "tls.key")))
 		c := &x509.Certificate{
 			Subject: pkix.Name{CommonName: "root"}, SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
@@ -127,7 +132,7 @@ func TestIssuerOfFiles(t *testing.T) {
 		must.OK(t, err)
 		private, err := x509.MarshalPKCS8PrivateKey(key)
 		must.OK(t, err)
-		must.OK(t, os.WriteFile(filepath.Join(dir, "tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o440)) // as cert-manager's csi-driver mounts it
+		must.OK(t, os.WriteFile(filepath.Join(dir, "tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), mode))
 		must.OK(t, os.WriteFile(filepath.Join(dir, "tls.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644))
 	}
 	write(1, true)
