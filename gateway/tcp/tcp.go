@@ -19,17 +19,20 @@ func SetStallTimeout(c net.Conn, timeout time.Duration) {
 	if over, ok := c.(interface{ NetConn() net.Conn }); ok {
 		c = over.NetConn()
 	}
+	control(c, func(fd int) {
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(timeout.Milliseconds()))
+	})
+}
+
+// control calls f with a connection's descriptor, unless it has none or is closed.
+func control(c any, f func(fd int)) {
 	s, ok := c.(syscall.Conn)
 	if !ok {
 		return
 	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return
+	if raw, err := s.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
 	}
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(timeout.Milliseconds()))
-	})
 }
 
 // Below returns the connection below TLS and what else is around it.
@@ -47,17 +50,9 @@ func Below(c net.Conn) net.Conn {
 // ECONNRESET then. The kernel gives that error to the first call, which may be a write.
 // After a regular end, before our own is sent, there is a state left (tcp(7)).
 func Reset(c net.Conn) error {
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return nil
-	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return nil
-	}
 	closed := false
-	_ = raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	control(c, func(fd int) {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		closed = err == nil && info.State == unix.BPF_TCP_CLOSE
 	})
 	if closed {
@@ -69,17 +64,9 @@ func Reset(c net.Conn) error {
 // Aborted tells, once, whether this host has ended a connection by SOCK_DESTROY (sock_diag(7)),
 // as it does with those of an endpoint that is gone.
 func Aborted(c net.Conn) bool {
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return false
-	}
 	aborted := false
-	_ = raw.Control(func(fd uintptr) {
-		reason, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+	control(c, func(fd int) {
+		reason, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		aborted = err == nil && syscall.Errno(reason) == syscall.ECONNABORTED
 	})
 	return aborted
@@ -87,13 +74,9 @@ func Aborted(c net.Conn) bool {
 
 // Heard tells whether the other side has sent a byte, or that cannot be told.
 func Heard(c syscall.Conn) bool {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return true
-	}
 	heard := true
-	_ = raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	control(c, func(fd int) {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		heard = err != nil || info.Data_segs_in > 0
 	})
 	return heard

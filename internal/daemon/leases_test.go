@@ -124,6 +124,16 @@ func TestLeasesEnd(t *testing.T) {
 	}
 }
 
+// openWithLease opens the leases of a daemon that has one from before.
+func openWithLease(t *testing.T, d *daemon) {
+	t.Helper()
+	must.OK(t, os.MkdirAll(d.cfg.IndexDir(), 0o700))
+	sealed, err := d.key.Seal([]byte(`[{"id":"database/creds/readonly/abc","address":"https://127.0.0.1:1","credential":"db","sandbox":"box","expires":"2100-01-01T00:00:00Z"}]`))
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(d.cfg.IndexDir(), "leases"), sealed, 0o600))
+	must.OK(t, d.openLeases(t.Context()))
+}
+
 // A lease that could not be revoked is in the status, and opens nothing.
 func TestUnrevokedLeasesAreListed(t *testing.T) {
 	dir := t.TempDir()
@@ -131,11 +141,7 @@ func TestUnrevokedLeasesAreListed(t *testing.T) {
 	d.log = slog.New(slog.DiscardHandler)
 	t.Cleanup(func() { must.OK(t, d.close()) })
 	must.OK(t, d.openAuditLog(t.Context()))
-	must.OK(t, os.MkdirAll(d.cfg.IndexDir(), 0o700))
-	sealed, err := d.key.Seal([]byte(`[{"id":"database/creds/readonly/abc","address":"https://127.0.0.1:1","credential":"db","sandbox":"box","expires":"2100-01-01T00:00:00Z"}]`))
-	must.OK(t, err)
-	must.OK(t, os.WriteFile(filepath.Join(d.cfg.IndexDir(), "leases"), sealed, 0o600))
-	must.OK(t, d.openLeases(t.Context()))
+	openWithLease(t, d)
 	if list := d.unrevoked(); len(list) != 1 || list[0].ID != "database/creds/readonly/abc" || list[0].Credential != "db" || list[0].Sandbox != "box" {
 		t.Errorf("listed: %+v", list)
 	}
@@ -152,11 +158,7 @@ func TestRefusedReloadKeepsVault(t *testing.T) {
 	d.loader = newLoader(d.cfg, d.log, nil)
 	t.Cleanup(func() { must.OK(t, d.close()) })
 	must.OK(t, d.openAuditLog(t.Context()))
-	must.OK(t, os.MkdirAll(d.cfg.IndexDir(), 0o700))
-	sealed, err := d.key.Seal([]byte(`[{"id":"database/creds/readonly/abc","address":"https://127.0.0.1:1","credential":"db","sandbox":"box","expires":"2100-01-01T00:00:00Z"}]`))
-	must.OK(t, err)
-	must.OK(t, os.WriteFile(filepath.Join(d.cfg.IndexDir(), "leases"), sealed, 0o600))
-	must.OK(t, d.openLeases(t.Context()))
+	openWithLease(t, d)
 	must.OK(t, d.openPolicy(t.Context()))
 	must.OK(t, d.openSinks(t.Context()))
 	before := d.leases.inForce.client
