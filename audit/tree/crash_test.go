@@ -2,7 +2,9 @@ package tree_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/audit/auditlog"
 	"sallyport/audit/tree"
 )
 
@@ -219,6 +222,91 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unsyncable is a log that is sealed, whose tree cannot be made durable while broken is set.
+func unsyncable(t *testing.T, o tree.Options) (s *sealed, broken *atomic.Bool, stop func()) {
+	t.Helper()
+	broken = new(atomic.Bool)
+	o.Every, o.Poll = time.Hour, time.Millisecond
+	o.Fail(func(operation string) error {
+		if broken.Load() && operation == "sync" {
+			return syscall.EIO
+		}
+		return nil
+	})
+	s, err := reopen(tempDir(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = s.running(t)
+	until(t, "the tree", func() bool { return s.Status().Log != "" })
+	broken.Store(true)
+	return s, broken, stop
+}
+
+// fails waits until it could not be sealed again.
+func (s *sealed) fails(t *testing.T) {
+	t.Helper()
+	n := s.Status().Failures + 2
+	until(t, "a failure", func() bool { return s.Status().Failures >= n })
+}
+
+// TestAlteredMeanwhile: a record that no checkpoint covers is altered while the tree cannot
+// be made durable. The tree has it as it was.
+func TestAlteredMeanwhile(t *testing.T) {
+	var seen atomic.Uint64
+	s, broken, stop := unsyncable(t, tree.Options{Records: 1 << 20, Seen: func(l auditlog.Entry) {
+		if n := seen.Add(1); l.Number != n {
+			t.Errorf("record %d is seen as number %d", l.Number, n)
+		}
+	}})
+	s.exchanges(t, 3)
+	s.fails(t)
+	covered := s.Status().Covered
+	s.exchanges(t, 9)
+	until(t, "the rest", func() bool { return seen.Load() >= covered+1+18 })
+	for _, path := range s.segments(t) {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(f)
+		if at := strings.Index(string(b), "request 8 "); at >= 0 {
+			_, err = f.WriteAt([]byte("request 9 "), int64(at))
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.fails(t)
+	broken.Store(false)
+	until(t, "recovery", func() bool { return s.Status().Failure == "" })
+	stop()
+	s.end(t)
+	r := s.verify(t)
+	if got := kinds(r); !slices.Equal(got, []string{string(tree.Changed)}) {
+		t.Errorf("%v: %s", got, r)
+	}
+}
+
+// TestUnsyncedIsBounded: no more than some records are taken while the tree cannot be made
+// durable.
+func TestUnsyncedIsBounded(t *testing.T) {
+	s, broken, stop := unsyncable(t, tree.Options{})
+	s.exchanges(t, 4*64)
+	until(t, "as many as it takes", func() bool { return s.Status().Size >= 8*64 })
+	size := s.Status().Size
+	s.exchanges(t, 50)
+	s.fails(t)
+	if n := s.Status().Size; n != size {
+		t.Errorf("%d records were taken after %d", n-size, size)
+	}
+	broken.Store(false)
+	until(t, "recovery", func() bool { return s.Status().Failure == "" })
+	stop()
+	s.end(t)
+	whole(t, s.verify(t), len(s.records(t)))
 }
 
 // TestUnreadable: a record cannot be read when it is to be sealed. It counts as lost from

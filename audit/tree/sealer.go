@@ -55,6 +55,9 @@ const (
 	// records, unless the last makes it more.
 	maxBatch = 1 << 10
 	maxHeld  = 4 << 20
+	// maxUnsynced is of how many checkpoints' records the hashes may not be durable, and in
+	// memory until they are: no more records are taken before that.
+	maxUnsynced = 64
 	// maxOwn is more checkpoints than are signed while the log is read once.
 	maxOwn = 1 << 10
 	// appendWithin bounds the wait for a log that cannot be written.
@@ -153,6 +156,11 @@ func (s *Sealer) Close() error {
 func (s *Sealer) turn(ctx context.Context, last bool) (more bool, err error) {
 	if err := s.open(ctx); err != nil {
 		return false, err
+	}
+	if s.store.unsynced()/maxUnsynced >= s.o.Records {
+		if err := s.store.sync(); err != nil {
+			return false, err
+		}
 	}
 	reached, before := s.o.Log.Durable(), s.store.Size()
 	if more, err = s.take(ctx, reached); err == nil {

@@ -22,6 +22,9 @@ type Store struct {
 	f      file
 	edge   edge // of what is in the file
 	synced edge // of what is durable
+
+	pending []byte // what is in the file after that
+	anew    bool   // it is to be written anew
 }
 
 // file is what a Store needs of its file.
@@ -53,7 +56,6 @@ func openStore(f file, size int64, sealed *Checkpoint) (s *Store, damaged error,
 			}
 		}
 	}
-	s.synced = s.edge.clone()
 	leaves := leavesIn(size)
 	for s.edge.size < leaves {
 		next := s.edge.clone()
@@ -75,6 +77,7 @@ func openStore(f file, size int64, sealed *Checkpoint) (s *Store, damaged error,
 		}
 		s.edge = next
 	}
+	s.synced = s.edge.clone()
 	return s, damaged, errors.Join(f.Truncate(end(s.edge.size)), f.Sync())
 }
 
@@ -124,23 +127,32 @@ func (s *Store) add(leaves []tlog.Hash) error {
 	if _, err := s.f.WriteAt(buf, end(s.edge.size)); err != nil {
 		return errors.Join(fmt.Errorf("writing the tree: %w", err), s.f.Truncate(end(s.edge.size)))
 	}
-	s.edge = next
+	s.edge, s.pending = next, append(s.pending, buf...)
 	return nil
 }
 
-// sync makes the tree durable. After an error it is as it last was durable: a page that
-// could not be written may count as clean from then on (fsync(2)), so it is written anew.
+// sync makes the tree durable. A page that could not be written may count as clean from then
+// on (fsync(2)), so after an error all is written anew, from memory: the records that the
+// hashes are of may not be the same any more.
 func (s *Store) sync() error {
 	if s.synced.size == s.edge.size {
 		return nil
 	}
-	if err := s.f.Sync(); err != nil {
-		s.edge = s.synced.clone()
-		return errors.Join(fmt.Errorf("syncing the tree: %w", err), s.f.Truncate(end(s.edge.size)))
+	if s.anew {
+		if _, err := s.f.WriteAt(s.pending, end(s.synced.size)); err != nil {
+			return fmt.Errorf("writing the tree: %w", err)
+		}
 	}
-	s.synced = s.edge.clone()
+	if err := s.f.Sync(); err != nil {
+		s.anew = true
+		return fmt.Errorf("syncing the tree: %w", err)
+	}
+	s.synced, s.pending, s.anew = s.edge.clone(), nil, false
 	return nil
 }
+
+// unsynced is how many records' hashes are not durable yet.
+func (s *Store) unsynced() uint64 { return s.edge.size - s.synced.size }
 
 // Size is how many records the tree has.
 func (s *Store) Size() uint64 { return s.edge.size }
