@@ -60,3 +60,21 @@ func TestNumberOutOfReach(t *testing.T) {
 		})
 	}
 }
+
+// Nor can it with lines that are none of events.
+func TestLinesOutOfReach(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, auditlog.Options{})
+	must.OK(t, l.Append(t.Context(), event("usual")))
+	l.Close()
+	edit(t, filepath.Join(dir, fmt.Sprintf("%020d.jsonl", 1)), func(b []byte) []byte {
+		return append(b, bytes.Repeat([]byte("\n"), 1<<20)...)
+	})
+	l = open(t, dir, auditlog.Options{})
+	defer l.Close()
+	e := event("after")
+	must.OK(t, l.Append(t.Context(), e))
+	if e.Metadata.Sequence > 1<<17 {
+		t.Errorf("the next event is number %d", e.Metadata.Sequence)
+	}
+}

@@ -299,8 +299,9 @@ func inspect(s segment) (survey, error) {
 		}
 	}
 	if v.damage != nil {
-		// No number may be given twice, even if the line that had it is lost.
-		v.next, v.torn = max(highest+1, s.first+count), 0
+		// No number may be given twice, even if the line that had it is lost; nor does a line
+		// that is too short for any use one up.
+		v.next, v.torn = max(highest+1, s.first+min(count, uint64(size)/minEvent+maxGone)), 0
 	}
 	return v, nil
 }
