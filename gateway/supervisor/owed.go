@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -223,6 +224,9 @@ func (t *AuditLog) pay(ctx context.Context, events []*audit.Event) error {
 	}
 	for batch := range slices.Chunk(events, maxBatch) {
 		err := t.write(ctx, batch, false)
+		if err != nil { // no worker says that it has written them
+			err = errors.Join(err, t.owed.ask(nil, batch))
+		}
 		if t.owed.told(batch, true); err != nil { // they are owed still
 			return err
 		}
@@ -246,9 +250,9 @@ func (t *AuditLog) check(ctx context.Context, events []*audit.Event) error {
 		return err
 	}
 	t.mu.Lock()
-	own := t.peer == nil
+	own := t.begun <= first
 	t.mu.Unlock()
-	if own { // no worker can have changed it
+	if own { // no worker has had the log since
 		t.owed.told(wrong, false)
 		t.log.Error("events are not in the audit log as they were to be written", "count", len(wrong), "first", first)
 	}

@@ -231,6 +231,22 @@ func TestOwedForever(t *testing.T) {
 	}
 }
 
+// An event that the daemon has written again is owed still if a worker that is being started
+// takes it away at once.
+func TestOwedWhileHandedOver(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	e := says("one")
+	must.OK(t, trail.Append(t.Context(), e))
+	h, err := trail.handOver()
+	must.OK(t, err)
+	must.OK(t, h.File.Truncate(0))
+	must.OK(t, trail.check(t.Context(), []*audit.Event{e}))
+	must.OK(t, errors.Join(h.File.Close(), trail.takeBack()))
+	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
 // owe notes events as written that are not.
 func owe(t *testing.T, trail *AuditLog, events ...*audit.Event) {
 	t.Helper()
@@ -255,7 +271,11 @@ func TestOwedIsSaidOnce(t *testing.T) {
 	}
 	owe(t, trail, says("one"))
 	trail.settle(0)
+	trail.settle(0)
 	check(1)
+	if w.why != nil {
+		t.Errorf("a worker that refuses was ended as one that lies: %v", w.why)
+	}
 	must.OK(t, w.end())
 	check(1, "one")
 	owe(t, trail, says("two"))
