@@ -74,7 +74,7 @@ func OpenAuditLog(dir string, o auditlog.Options, reached func() uint64) (*Audit
 func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
 	err := t.write(ctx, events, false)
-	t.owed.told(events, err == nil)
+	t.told(events, err == nil, 2)
 	return err
 }
 
@@ -172,7 +172,7 @@ func (t *AuditLog) flush() {
 			time.Sleep(500 * time.Millisecond)
 			err = t.append(batch, true)
 		}
-		if t.owed.told(batch, err == nil); err != nil {
+		if t.told(batch, err == nil, 1); err != nil {
 			t.log.Error("events were lost", "count", len(batch), "error", err)
 		}
 	}

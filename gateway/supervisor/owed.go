@@ -25,6 +25,8 @@ type owed struct {
 
 	mu   sync.Mutex
 	all  map[string]debt // by ID
+	size int             // of their lines, in bytes
+	full bool            // an event that was written last is not owed
 	seen uint64          // number of the last event that was: what is owed comes after it
 }
 
@@ -35,9 +37,11 @@ type debt struct {
 	said  bool      // the log says that it is missing
 }
 
-// Bounds of debts.
+// Bounds of debts, in events and in bytes. A worker has a say in how many events are queued:
+// for those that somebody waits for there is room beyond that.
 const (
-	maxOwed = 1 << 16
+	maxOwed     = 1 << 16
+	maxOwedSize = 64 << 20
 	// owedFor is how long what was written may not be seen in the log before it is looked up.
 	owedFor = time.Minute
 )
@@ -58,23 +62,40 @@ func (o *owed) ask(to *ipc.Peer, events []*audit.Event) error {
 		o.all = map[string]debt{}
 	}
 	for i, e := range events {
-		o.all[e.ID()] = debt{event: lines[i], to: to, said: o.all[e.ID()].said}
+		said := o.all[e.ID()].said
+		o.drop(e.ID())
+		o.all[e.ID()] = debt{event: lines[i], to: to, said: said}
+		o.size += len(lines[i])
 	}
 	return nil
 }
 
-// told notes that events are written, or not.
-func (o *owed) told(events []*audit.Event, written bool) {
+// drop forgets a debt. o.mu is held.
+func (o *owed) drop(id string) {
+	o.size -= len(o.all[id].event)
+	delete(o.all, id)
+}
+
+// told notes that events are written, or not. room is how many times the bounds of debts
+// may be owed then. full reports that one is not owed, and that those before it were.
+func (o *owed) told(events []*audit.Event, written bool, room int) (full bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, e := range events {
-		if d, ok := o.all[e.ID()]; ok && written && len(o.all) <= maxOwed {
+		d, ok := o.all[e.ID()]
+		switch over := len(o.all) > room*maxOwed || o.size > room*maxOwedSize; {
+		case !ok || !written:
+			o.drop(e.ID())
+		case over && !d.said:
+			full, o.full = full || !o.full, true
+			o.drop(e.ID())
+		default:
+			o.full = o.full && over
 			d.since = time.Now()
 			o.all[e.ID()] = d
-		} else {
-			delete(o.all, e.ID())
 		}
 	}
+	return full
 }
 
 // due are all events that are written and were not seen, in the order of their IDs, if one
@@ -168,7 +189,14 @@ func (t *AuditLog) Seen(l auditlog.Entry) {
 	defer o.mu.Unlock()
 	o.seen = max(o.seen, l.Number)
 	if d, ok := o.all[l.Event.ID()]; ok && l.Is(d.event) {
-		delete(o.all, l.Event.ID())
+		o.drop(l.Event.ID())
+	}
+}
+
+// told is owed.told. The daemon's own log says when that is full.
+func (t *AuditLog) told(events []*audit.Event, written bool, room int) {
+	if t.owed.told(events, written, room) {
+		t.log.Error("too many events are not sealed: it is not noticed if the audit log loses others", "owed", maxOwed, "bytes", maxOwedSize)
 	}
 }
 
@@ -227,7 +255,7 @@ func (t *AuditLog) pay(ctx context.Context, events []*audit.Event) error {
 		if err != nil { // no worker says that it has written them
 			err = errors.Join(err, t.owed.ask(nil, batch))
 		}
-		if t.owed.told(batch, true); err != nil { // they are owed still
+		if t.owed.told(batch, true, 1); err != nil { // they are owed still
 			return err
 		}
 		t.owed.say(batch, false)
@@ -253,7 +281,7 @@ func (t *AuditLog) check(ctx context.Context, events []*audit.Event) error {
 	own := t.begun <= first
 	t.mu.Unlock()
 	if own { // no worker has had the log since
-		t.owed.told(wrong, false)
+		t.owed.told(wrong, false, 1)
 		t.log.Error("events are not in the audit log as they were to be written", "count", len(wrong), "first", first)
 	}
 	return nil

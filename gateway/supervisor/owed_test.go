@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -251,7 +252,35 @@ func TestOwedWhileHandedOver(t *testing.T) {
 func owe(t *testing.T, trail *AuditLog, events ...*audit.Event) {
 	t.Helper()
 	must.OK(t, trail.owed.ask(nil, events))
-	trail.owed.told(events, true)
+	trail.owed.told(events, true, 2)
+}
+
+// Debts are bounded in bytes. Those for queued events leave room for others.
+func TestOwedIsBounded(t *testing.T) {
+	var said strings.Builder
+	trail, _ := newAuditLog(t)
+	trail.log = slog.New(slog.NewTextHandler(&said, nil))
+	for range 70 {
+		queued := []*audit.Event{says(strings.Repeat("x", 1<<20-2000))}
+		must.OK(t, trail.owed.ask(nil, queued))
+		trail.told(queued, true, 1)
+	}
+	size := 0
+	for _, d := range trail.owed.all {
+		size += len(d.event)
+	}
+	if size > maxOwedSize || size < maxOwedSize-1<<20 {
+		t.Errorf("%d bytes are owed", size)
+	}
+	if n := strings.Count(said.String(), "too many events are not sealed"); n != 1 {
+		t.Errorf("it was said %d times: %s", n, said.String())
+	}
+	operators := says(strings.Repeat("x", 200_000))
+	must.OK(t, trail.Append(t.Context(), operators))
+	if _, ok := trail.owed.all[operators.ID()]; !ok {
+		t.Error("what somebody waited for is not owed")
+	}
+	trail.owed.all = nil // nothing of it is to be written
 }
 
 // That events are missing is said once, however often they cannot be written.
@@ -405,11 +434,11 @@ func TestOwedFrom(t *testing.T) {
 		slow, failed := event(), event()
 		must.OK(t, o.ask(nil, []*audit.Event{slow, failed}))
 		time.Sleep(2 * owedFor)
-		o.told([]*audit.Event{failed}, false)
+		o.told([]*audit.Event{failed}, false, 1)
 		if all := o.due(owedFor); len(all) > 0 {
 			t.Errorf("%d events before it says so", len(all))
 		}
-		o.told([]*audit.Event{slow}, true)
+		o.told([]*audit.Event{slow}, true, 1)
 		if all := o.due(owedFor); len(all) > 0 {
 			t.Errorf("%d events at once", len(all))
 		}
