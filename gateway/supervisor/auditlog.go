@@ -123,12 +123,19 @@ func (t *AuditLog) write(ctx context.Context, events []*audit.Event, again bool)
 }
 
 // remote has the worker append. A worker that does not answer is ended: it would block
-// every change that must be recorded, such as that of a policy.
+// every change that must be recorded, such as that of a policy. Events that are too large for one
+// call take several, so that they keep no others from being written.
 func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, end func(error), events []*audit.Event) error {
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
 	err := p.Call(within, workerapi.MethodAppend, workerapi.AppendRequest{Events: events}, &ipc.None{})
+	if half := len(events) / 2; half > 0 && errors.Is(err, ipc.ErrTooLarge) {
+		if err := t.remote(ctx, p, end, events[:half]); err != nil {
+			return err
+		}
+		return t.remote(ctx, p, end, events[half:])
+	}
 	// The two deadlines may be equal, so time decides whose it was.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
 		end(fmt.Errorf("it does not write the audit log: %w", err))

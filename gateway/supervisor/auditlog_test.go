@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -125,6 +126,22 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 				t.Errorf("%d events, want 1", n)
 			}
 		})
+	}
+}
+
+// Events that are too large for one call are written nevertheless.
+func TestAuditLogLarge(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	handTo(t, trail, dir, writes)
+	var events []*audit.Event
+	for range 5 {
+		events = append(events, says(strings.Repeat("<", 100_000))) // six times as much in a call, of which 1 MiB is the most
+	}
+	if err := trail.Append(t.Context(), events...); err != nil {
+		t.Fatal(err)
+	}
+	if n := numbers(t, dir); n != 5 {
+		t.Errorf("%d events, want 5", n)
 	}
 }
 

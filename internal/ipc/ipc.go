@@ -87,6 +87,9 @@ type Options struct {
 var (
 	// ErrClosed is wrapped by the error of a call that got no answer.
 	ErrClosed = errors.New("the link has ended")
+	// ErrTooLarge is wrapped by the error of a call that the link does not take. Nothing was
+	// sent.
+	ErrTooLarge = errors.New("too large for the link")
 	// ErrProtocol is wrapped by Serve's error when the other side broke a rule.
 	ErrProtocol = errors.New("the other side does not keep to the protocol")
 )

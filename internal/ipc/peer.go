@@ -173,7 +173,7 @@ func (p *Peer) send(h header, body []byte, f *os.File) error {
 		most = p.o.MaxOut
 	}
 	if len(body) > most-headerSize {
-		return fmt.Errorf("a message of %d bytes is too large for the link", len(body))
+		return fmt.Errorf("a message of %d bytes is %w", len(body), ErrTooLarge)
 	}
 	h.size, h.file = len(body), f != nil
 	if err := p.out.send(h, body, f); err != nil {
