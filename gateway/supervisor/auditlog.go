@@ -41,7 +41,8 @@ type AuditLog struct {
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
 	closed  bool
-	dropped uint64
+	dropped uint64         // by Enqueue
+	missed  uint64         // those and others that are lost, which the log does not say yet
 	base    auditlog.Stats // of the writers before this one
 	begun   uint64         // number of the first event of this writer
 	durable uint64         // what Durable has said
@@ -160,6 +161,7 @@ func (t *AuditLog) Enqueue(e *audit.Event) error {
 		return nil
 	default:
 		t.dropped++
+		t.missed++
 		return auditlog.ErrFull
 	}
 }
@@ -181,7 +183,37 @@ func (t *AuditLog) flush() {
 		}
 		if t.told(batch, err == nil, 1); err != nil {
 			t.log.Error("events were lost", "count", len(batch), "error", err)
+			t.miss(uint64(len(batch)))
+		} else {
+			t.tell()
 		}
+	}
+}
+
+// miss counts events that are lost.
+func (t *AuditLog) miss(n uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.missed += n
+}
+
+// tell has the log say how many events are lost, if any are.
+func (t *AuditLog) tell() {
+	t.mu.Lock()
+	n := t.missed
+	t.missed = 0
+	t.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	e := audit.Change("Sallyport", audit.StateDropped)
+	e.SeverityID, e.StatusID = audit.SeverityHigh, audit.StatusFailure
+	e.Message, e.Count = fmt.Sprintf("%d events of the daemon are missing because the audit log could not be written, or its queue was full", n), int(n)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := t.Append(ctx, e); err != nil {
+		t.log.Error("the audit log does not say that events were lost; that is tried again", "count", n, "error", err)
+		t.miss(n)
 	}
 }
 
@@ -256,6 +288,7 @@ func (t *AuditLog) setLastStats(s auditlog.Stats) {
 func (t *AuditLog) takeBack() error {
 	err := t.reopen()
 	t.settle(0)
+	t.tell()
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 	"sallyport/audit/auditlog"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
+	"sallyport/internal/test/must"
 )
 
 func newAuditLog(t *testing.T) (*AuditLog, string) {
@@ -142,6 +143,48 @@ func TestAuditLogLarge(t *testing.T) {
 	}
 	if n := numbers(t, dir); n != 5 {
 		t.Errorf("%d events, want 5", n)
+	}
+}
+
+// The log says how many events it lacks, since its queue was full, or since the process that is
+// to write them refused for too long.
+func TestAuditLogLacks(t *testing.T) {
+	for name, refuses := range map[string]bool{"queue": false, "refusal": true} {
+		t.Run(name, func(t *testing.T) {
+			trail, dir := newAuditLog(t)
+			release := make(chan struct{})
+			w := handTo(t, trail, dir, func(ctx context.Context, w *writer, events []*audit.Event) error {
+				<-release
+				if refuses {
+					return errors.New("no")
+				}
+				return writes(ctx, w, events)
+			})
+			lost := 0
+			if refuses {
+				lost = 1
+				must.OK(t, trail.Enqueue(event()))
+			}
+			for !refuses && lost < 3 {
+				if err := trail.Enqueue(event()); errors.Is(err, auditlog.ErrFull) {
+					lost++
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+			close(release)
+			trail.Flush()
+			must.OK(t, w.end())
+			for e, err := range auditlog.Read(t.Context(), dir, auditlog.Query{}) {
+				must.OK(t, err)
+				if e.Unmapped.Sallyport.State == audit.StateDropped {
+					lost -= e.Count
+				}
+			}
+			if lost != 0 {
+				t.Errorf("the log does not say of %d events that they are missing", lost)
+			}
+		})
 	}
 }
 
