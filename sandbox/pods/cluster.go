@@ -213,6 +213,9 @@ func (c *Client) round(ctx context.Context, query url.Values, t *tracker) error 
 		} else if err != nil {
 			return err
 		}
+		if e.Type == "ERROR" { // of a Status, which is no pod
+			return fmt.Errorf("the API server ends the watch: %.500s", e.Object)
+		}
 		p := new(Pod)
 		if err := json.Unmarshal(e.Object, p); err != nil {
 			return err
@@ -222,8 +225,6 @@ func (c *Client) round(ctx context.Context, query url.Values, t *tracker) error 
 			t.changed(p)
 		case "DELETED":
 			t.gone(p)
-		case "ERROR":
-			return fmt.Errorf("the API server ends the watch: %.500s", e.Object)
 		}
 	}
 }

@@ -252,7 +252,10 @@ func TestFollow(t *testing.T) {
 	h := &heard{there: map[string]string{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- s.connect(t).Follow(ctx, "n1", h) }()
+	c := s.connect(t)
+	var log bytes.Buffer
+	c.log = slog.New(slog.NewTextHandler(&log, nil))
+	go func() { done <- c.Follow(ctx, "n1", h) }()
 	must.Soon(t, "both are known", h.is("a=red b=red"))
 	must.Soon(t, "the watch", s.watched)
 	s.set("a", map[string]string{"team": "blue"}, false)
@@ -278,14 +281,22 @@ func TestFollow(t *testing.T) {
 	must.Soon(t, "the watch again", s.watched)
 	// A server that has been away no longer knows the version that was watched from.
 	s.mu.Lock()
-	e := watchEvent{"ERROR", map[string]any{"kind": "Status", "code": http.StatusGone, "reason": "Expired"}}
+	e := watchEvent{"ERROR", map[string]any{"kind": "Status", "status": "Failure", "code": http.StatusGone, "reason": "Expired", "message": "too old resource version"}}
 	for _, w := range s.watches {
 		w <- e
 	}
 	s.mu.Unlock()
 	must.Soon(t, "what happened meanwhile", h.is("a=green"))
+	must.Soon(t, "another watch", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.watches) > 1
+	})
 	cancel()
 	must.OK(t, <-done)
+	if !strings.Contains(log.String(), "too old resource version") {
+		t.Errorf("why the server ended the watch is not said: %s", log.String())
+	}
 }
 
 // A pod is read anew each time, and the node has the taint when it should.
