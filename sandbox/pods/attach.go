@@ -222,7 +222,7 @@ func stillThere(old, rec state.Record) error {
 func (p *Pods) start(ctx context.Context, rec state.Record) (_ *entry, err error) {
 	e := p.entries[rec.Name]
 	if e != nil && e.Rec.ID != rec.ID { // another pod had the name before
-		if err := p.discard(e); err != nil {
+		if err := p.discard(ctx, e); err != nil {
 			return nil, err
 		}
 		e = nil

@@ -69,7 +69,7 @@ func (p *Pods) finish(ctx context.Context, e *entry, why string) error {
 		return err
 	}
 	if p.synced && !p.inKubernetes(e) {
-		return p.discard(e)
+		return p.discard(ctx, e)
 	}
 	return nil
 }
@@ -83,8 +83,11 @@ func (p *Pods) end(ctx context.Context, e *entry, why string) error {
 	return errors.Join(err, p.journal.CommitWithEvent(context.WithoutCancel(ctx), &e.Stored, state.Lifecycle(e.Rec, "stopped", why), func(r *state.Record) { r.Session = "" }))
 }
 
-// discard forgets a pod whose session has ended.
-func (p *Pods) discard(e *entry) error {
+// discard forgets a pod whose session has ended, once that is on record.
+func (p *Pods) discard(ctx context.Context, e *entry) error {
+	if err := p.journal.Deliver(ctx, &e.Stored); err != nil {
+		return err
+	}
 	others := false
 	for _, o := range p.entries {
 		others = others || o != e && o.Rec.ID == e.Rec.ID
@@ -100,7 +103,11 @@ func (p *Pods) discard(e *entry) error {
 	}
 	delete(p.entries, e.Rec.Name)
 	p.show()
-	return durable.SyncDir(filepath.Dir(dir))
+	namespace := filepath.Dir(dir)
+	if os.Remove(namespace) == nil { // it had no other pod
+		namespace = p.opt.Dir
+	}
+	return durable.SyncDir(namespace)
 }
 
 // forget forgets what is kept for a sandbox that is no more.

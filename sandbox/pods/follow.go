@@ -75,7 +75,7 @@ func (f follower) Gone(pod *Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.seen, pod.UID)
-	f.sweep()
+	f.sweep(f.ctx)
 }
 
 // Synced implements [Follower].
@@ -83,11 +83,11 @@ func (f follower) Synced() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.synced = true
-	f.sweep()
+	f.sweep(f.ctx)
 }
 
 // sweep forgets pods that Kubernetes no longer has and whose session has ended.
-func (p *Pods) sweep() {
+func (p *Pods) sweep(ctx context.Context) {
 	if !p.synced {
 		return
 	}
@@ -95,7 +95,7 @@ func (p *Pods) sweep() {
 		if e.Rec.Session != "" || p.inKubernetes(e) {
 			continue
 		}
-		if err := p.discard(e); err != nil {
+		if err := p.discard(ctx, e); err != nil {
 			p.opt.Logger.Error("what is kept of a pod that is gone cannot be removed", "pod", e.Rec.Name, "error", err)
 		}
 	}

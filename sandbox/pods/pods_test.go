@@ -459,11 +459,38 @@ func TestForget(t *testing.T) {
 			if len(b.forgot) != 1 || b.forgot[0] != id || len(b.List()) > 0 {
 				t.Errorf("forgot %v, want %s, and %d are listed", b.forgot, id, len(b.List()))
 			}
+			if left, err := filepath.Glob(filepath.Join(b.opt.Dir, "[^.]*")); err != nil || len(left) > 0 {
+				t.Errorf("%q are left on disk, %v", left, err)
+			}
 			b.restart()
 			if len(b.List()) > 0 {
 				t.Error("its record is still there")
 			}
 		})
+	}
+}
+
+// The end of a session that could not be recorded is recorded before its pod is forgotten.
+func TestForgetOnRecord(t *testing.T) {
+	b := newBed(t)
+	follower{t.Context(), b.Pods}.Synced()
+	p := b.pod("ns", "a")
+	b.follow(p)
+	a := b.plug(p, "s1", 7)
+	b.attach(a)
+	b.broken = errors.New("disk full")
+	if err := b.Detach(t.Context(), "s1"); !errors.Is(err, b.broken) {
+		t.Errorf("detached while the log is full: %v", err)
+	}
+	b.unplug(a)
+	b.gone(p)
+	if len(b.List()) != 1 || len(b.forgot) > 0 {
+		t.Errorf("%d are listed, and forgot %v, while the log is full", len(b.List()), b.forgot)
+	}
+	b.broken = nil
+	follower{t.Context(), b.Pods}.Synced()
+	if got := b.history("ns/a"); got != "started stopped" || len(b.List()) > 0 {
+		t.Errorf("recorded %q, and %d are listed", got, len(b.List()))
 	}
 }
 
