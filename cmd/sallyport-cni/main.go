@@ -8,8 +8,8 @@
 // /run/sallyport/cni.sock.
 //
 // DEL succeeds when no daemon listens: the interface goes with the other plugins' DEL, and
-// the daemon finds out when it starts. STATUS fails then, as the CNI specification has it
-// for a plugin that cannot serve ADD.
+// the daemon finds out when it starts, or else when a pod of its node is gone. STATUS fails
+// then, as the CNI specification has it for a plugin that cannot serve ADD.
 //
 // `sallyport-cni install` puts the plugin and the chain where containerd finds them: see
 // its -help.

@@ -75,7 +75,7 @@ func (f follower) Gone(pod *Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.seen, pod.UID)
-	f.sweep(f.ctx)
+	f.sweep()
 }
 
 // Synced implements [Follower].
@@ -83,20 +83,30 @@ func (f follower) Synced() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.synced = true
-	f.sweep(f.ctx)
+	f.sweep()
 }
 
-// sweep forgets pods that Kubernetes no longer has and whose session has ended.
-func (p *Pods) sweep(ctx context.Context) {
-	if !p.synced {
+// sweep ends sessions whose interface is gone, as one whose DEL found no daemon while the next
+// one read which interfaces there were, and forgets pods that Kubernetes no longer has and whose
+// session has ended.
+func (f follower) sweep() {
+	if !f.synced {
 		return
 	}
-	for _, e := range p.entries {
-		if e.Rec.Session != "" || p.inKubernetes(e) {
-			continue
+	there, err := f.endpoints()
+	if err != nil {
+		f.opt.Logger.Error("pods whose interface is gone are not ended yet", "error", err)
+	}
+	for _, e := range f.entries {
+		var err error
+		switch {
+		case e.Rec.Session == "" && !f.inKubernetes(e):
+			err = f.discard(f.ctx, e)
+		case e.Rec.Session != "" && there != nil && there[e.Rec.Generation].Link == 0:
+			err = f.finish(f.ctx, e, "its interface is gone")
 		}
-		if err := p.discard(ctx, e); err != nil {
-			p.opt.Logger.Error("what is kept of a pod that is gone cannot be removed", "pod", e.Rec.Name, "error", err)
+		if err != nil {
+			f.opt.Logger.Error("what is kept of a pod that is gone cannot be removed", "pod", e.Rec.Name, "error", err)
 		}
 	}
 }

@@ -470,6 +470,40 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// A session whose DEL found no daemon, while the next one took it for one that goes on, ends when
+// Kubernetes says that some pod is gone: its address, and what was leased for it, are nobody's.
+func TestLostEnd(t *testing.T) {
+	for _, kept := range []bool{false, true} { // as Kubernetes keeps a pod that has run to its end
+		t.Run(fmt.Sprint("the pod is kept: ", kept), func(t *testing.T) {
+			b := newBed(t)
+			p, other, stays := b.pod("ns", "a"), b.pod("ns", "b"), b.pod("ns", "c")
+			a := b.plug(p, "s1", 7)
+			b.attach(a)
+			b.attach(b.plug(stays, "s3", 9))
+			b.restart()
+			b.unplug(a)
+			for _, p := range []*Pod{p, other, stays} {
+				b.follow(p)
+			}
+			follower := follower{t.Context(), b.Pods}
+			if !kept {
+				delete(b.cluster.pods, "ns/a")
+				delete(b.seen, p.UID)
+			}
+			follower.Synced()
+			if _, known := b.known[a.Address]; known || b.history("ns/a") != "started stopped" {
+				t.Errorf("the gateway knows the pod: %v, and recorded is %q", known, b.history("ns/a"))
+			}
+			if _, err := b.Get("ns/a"); (err == nil) != kept || len(b.forgot) > 0 == kept {
+				t.Errorf("got %v, and forgot %v", err, b.forgot)
+			}
+			if got := b.vouched(); got != "ns/c+" {
+				t.Errorf("vouched for %q, want the pod that is there", got)
+			}
+		})
+	}
+}
+
 // The end of a session that could not be recorded is recorded before its pod is forgotten.
 func TestForgetOnRecord(t *testing.T) {
 	b := newBed(t)
