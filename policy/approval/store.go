@@ -184,7 +184,7 @@ func (s *Store) full(q Subject, now time.Time) string {
 
 // Withdraw takes a pending question of a sandbox back.
 func (s *Store) Withdraw(sandbox, id string) {
-	s.drop(func(w *waiting) bool { return w.ID == id && w.Subject.SandboxID == sandbox })
+	s.drop(func(w *waiting) bool { return !w.busy && w.ID == id && w.Subject.SandboxID == sandbox })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// One that cannot be dropped ends by itself: nobody else can use it.
@@ -192,9 +192,10 @@ func (s *Store) Withdraw(sandbox, id string) {
 }
 
 // WithdrawHeld takes back all that somebody held, who is gone.
-func (s *Store) WithdrawHeld() { s.drop(func(w *waiting) bool { return w.Held }) }
+func (s *Store) WithdrawHeld() { s.drop(func(w *waiting) bool { return !w.busy && w.Held }) }
 
-// Forget drops all of a sandbox that is gone, grants too.
+// Forget drops all of a sandbox that is gone, grants too: the next one with its ID, as a pod's
+// has, begins with none. An answer that is being recorded meanwhile fails.
 func (s *Store) Forget(sandbox string) error {
 	s.drop(func(w *waiting) bool { return w.Subject.SandboxID == sandbox })
 	s.mu.Lock()
@@ -207,7 +208,7 @@ func (s *Store) drop(which func(*waiting) bool) {
 	s.mu.Lock()
 	told := s.sweep()
 	for id, w := range s.waiting {
-		if !w.busy && which(w) {
+		if which(w) {
 			delete(s.waiting, id)
 			if w.State == Pending {
 				w.State = Withdrawn
@@ -276,6 +277,9 @@ func (s *Store) Answer(id string, a Answer, by Operator) (Request, error) {
 	rerr := s.o.Record(Change{State: r.State, Request: r, Answer: &a, Operator: by})
 	s.mu.Lock()
 	w.busy = false
+	if rerr == nil && s.waiting[id] != w {
+		rerr = fmt.Errorf("%w: %.64q: its sandbox is gone", ErrUnknown, id)
+	}
 	if rerr == nil && g != nil {
 		s.grants = append(s.grants, g)
 		if rerr = s.write(s.grants); rerr != nil {

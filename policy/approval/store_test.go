@@ -23,7 +23,8 @@ type desk struct {
 	t    *testing.T
 	path string
 	now  time.Time
-	fail error // of Record
+	fail error  // of Record
+	then func() // called by Record
 
 	mu    sync.Mutex
 	told  []string
@@ -31,7 +32,7 @@ type desk struct {
 }
 
 func newDesk(t *testing.T) *desk {
-	d := &desk{t: t, path: filepath.Join(t.TempDir(), "approvals.json"), now: time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)}
+	d := &desk{t: t, path: filepath.Join(t.TempDir(), "approvals.json"), now: time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC), then: func() {}}
 	d.open()
 	return d
 }
@@ -45,7 +46,7 @@ func (d *desk) open() {
 	}
 	s, err := approval.Open(approval.Options{
 		Path: d.path, Now: func() time.Time { return d.now }, Tell: say,
-		Record: func(c approval.Change) error { say(c); return d.fail },
+		Record: func(c approval.Change) error { say(c); d.then(); return d.fail },
 		Wake: func(id string) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -297,6 +298,24 @@ func TestTakenBack(t *testing.T) {
 			d.open()
 			if v := d.ask(approval.Question{Subject: subject()}); v.State != approval.Pending {
 				t.Errorf("%+v", v)
+			}
+		})
+	}
+}
+
+// A sandbox that is forgotten while an answer is recorded leaves nothing to the next one with its ID:
+// no grant, and no denial.
+func TestForgottenAsItIsAnswered(t *testing.T) {
+	for name, a := range map[string]approval.Answer{"yes": {Approve: true, Span: approval.Period, For: time.Hour}, "no": {}} {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t)
+			id := d.ask(approval.Question{Subject: subject()}).ID
+			d.then = func() { must.OK(t, d.Forget("sb-1")) }
+			if _, err := d.Answer(id, a, alice); !errors.Is(err, approval.ErrUnknown) {
+				t.Errorf("the answer: %v, want %v", err, approval.ErrUnknown)
+			}
+			if v := d.ask(approval.Question{Subject: subject()}); v.State != approval.Pending || v.ID == id {
+				t.Errorf("the next one with the ID: %+v", v)
 			}
 		})
 	}
