@@ -35,7 +35,7 @@ func TestLag(t *testing.T) {
 	s.exchanges(t, 3)
 	r.durable.Store(4)
 	stop := s.running(t)
-	until(t, "a failure", func() bool { return strings.Contains(s.Status().Failure, "record 5 ") })
+	until(t, "a failure", func() bool { return strings.Contains(s.Status().Failure, "not said to be durable") })
 	r.durable.Store(1 << 20)
 	until(t, "recovery", func() bool { return s.Status().Failure == "" && s.Status().Covered >= 6 })
 	stop()
@@ -43,6 +43,26 @@ func TestLag(t *testing.T) {
 	if r := s.verify(t); len(r.Findings) > 0 {
 		t.Error(r)
 	}
+}
+
+// late is a log whose writer says that one more record is durable each time that it is asked.
+type late struct{ *reporter }
+
+func (l late) Durable() uint64 { return min(l.durable.Add(1), l.sealed.Durable()) }
+
+// Nor does one that is always far behind.
+func TestLate(t *testing.T) {
+	s := open(t, tempDir(t))
+	r := &reporter{sealed: s}
+	s.Sealer = tree.NewSealer(tree.Options{
+		Dir: s.dir, Log: late{r}, Key: s.key, Logger: slog.New(slog.DiscardHandler), Every: time.Millisecond, Poll: time.Millisecond,
+	})
+	s.exchanges(t, 1000)
+	stop := s.running(t)
+	until(t, "a failure", func() bool { return strings.Contains(s.Status().Failure, "not said to be durable") })
+	r.durable.Store(1 << 20)
+	stop()
+	s.end(t)
 }
 
 // Records that only look like a checkpoint's own do not keep the next one from being

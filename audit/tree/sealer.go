@@ -90,7 +90,7 @@ type Sealer struct {
 	fresh  uint64          // records after the newest checkpoint that are no checkpoint's own
 	own    map[string]bool // notes of checkpoints whose records were not seen yet
 	gone   uint64          // records that could not be read, not reported yet
-	ahead  uint64          // first record that was not durable at the last look; 0 if there was none
+	ahead  uint64          // last record that was not durable at the last look; 0 if there was none
 	looked time.Time       // when that was
 
 	mu     sync.Mutex
@@ -286,7 +286,7 @@ func (s *Sealer) owns(c *Checkpoint) {
 }
 
 // lag is the error for a log that has records which are not durable for long: the disk
-// hangs, or the log's writer does not say how far it is, and nothing would be sealed.
+// hangs, or the log's writer does not say how far it is, and nothing would be sealed, or late.
 func (s *Sealer) lag(ctx context.Context, durable uint64) error {
 	switch {
 	case time.Since(s.looked) < s.o.Every:
@@ -296,10 +296,10 @@ func (s *Sealer) lag(ctx context.Context, durable uint64) error {
 	}
 	s.ahead, s.looked = 0, time.Now()
 	for l, err := range auditlog.Undamaged(auditlog.Entries(ctx, s.o.Dir, auditlog.Query{From: durable + 1})) {
-		if err == nil {
-			s.ahead = l.Number
+		if err != nil {
+			return err
 		}
-		return err
+		s.ahead = l.Number
 	}
 	return nil
 }
