@@ -170,6 +170,9 @@ func (t *AuditLog) Enqueue(e *audit.Event) error {
 func (t *AuditLog) flush() {
 	defer close(t.done)
 	for e := range t.queue {
+		for t.owed.crowded() && !t.ends() {
+			time.Sleep(100 * time.Millisecond)
+		}
 		batch := []*audit.Event{e}
 		for len(batch) < maxBatch && len(t.queue) > 0 {
 			if e, ok := <-t.queue; ok {
@@ -188,6 +191,13 @@ func (t *AuditLog) flush() {
 			t.tell()
 		}
 	}
+}
+
+// ends reports that no more is queued.
+func (t *AuditLog) ends() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ending
 }
 
 // miss counts events that are lost.

@@ -27,6 +27,7 @@ type owed struct {
 	all  map[string]debt // by ID
 	size int             // of their lines, in bytes
 	full bool            // an event that was written last is not owed
+	over time.Time       // since when half of the room for queued events is taken; zero if it is not
 	seen uint64          // number of the last event that was: what is owed comes after it
 }
 
@@ -74,6 +75,20 @@ func (o *owed) ask(to *ipc.Peer, events []*audit.Event) error {
 func (o *owed) drop(id string) {
 	o.size -= len(o.all[id].event)
 	delete(o.all, id)
+}
+
+// crowded reports that queued events are to wait for room. The sealer makes it within seconds,
+// unless it fails: an event says so, and after a time nothing waits for that.
+func (o *owed) crowded() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case len(o.all) < maxOwed/2 && o.size < maxOwedSize/2:
+		o.over = time.Time{}
+	case o.over.IsZero():
+		o.over = time.Now()
+	}
+	return !o.over.IsZero() && time.Since(o.over) < owedFor
 }
 
 // told notes that events are written, or not. room is how many times the bounds of debts

@@ -283,6 +283,30 @@ func TestOwedIsBounded(t *testing.T) {
 	trail.owed.all = nil // nothing of it is to be written
 }
 
+// A queued event waits for room, and is owed then: so many others do not hide that a worker
+// leaves it out.
+func TestOwedInACrowd(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	var crowd []*audit.Event
+	for range 70 {
+		crowd = append(crowd, says(strings.Repeat("x", 1<<20-2000)))
+	}
+	owe(t, trail, crowd...)
+	w := handTo(t, trail, dir, leavesOut)
+	must.OK(t, trail.Enqueue(says("one")))
+	must.Soon(t, "a look for room", func() bool {
+		trail.owed.mu.Lock()
+		defer trail.owed.mu.Unlock()
+		return !trail.owed.over.IsZero()
+	})
+	trail.owed.told(crowd, false, 1) // as if all were sealed
+	trail.Flush()
+	must.OK(t, w.end())
+	if got, alerts := written(t, dir); !slices.Equal(got, []string{"one"}) || alerts != 1 {
+		t.Errorf("the log has %q, and says %d times that it was altered", got, alerts)
+	}
+}
+
 // That events are missing is said once, however often they cannot be written.
 func TestOwedIsSaidOnce(t *testing.T) {
 	trail, dir := newAuditLog(t)
