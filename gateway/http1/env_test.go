@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what has to happen.
-const patience = 5 * time.Second
+const patience = time.Minute
 
 // pair returns both ends of a TCP connection on loopback. The test's end is
 // closed with the test.

@@ -280,10 +280,10 @@ func TestHijack(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s := &http1.Server{IdleTimeout: 100 * time.Millisecond, HeadTimeout: 100 * time.Millisecond}
+			s := &http1.Server{IdleTimeout: 500 * time.Millisecond, HeadTimeout: 500 * time.Millisecond}
 			c := serve(t, s, tt.h)
 			c.send(tt.sent)
-			time.Sleep(400 * time.Millisecond) // no deadline of the server's is left
+			time.Sleep(time.Second) // no deadline of the server's is left
 			c.send("late")
 			if err := s.Shutdown(context.Background()); err != nil {
 				t.Error(err) // it is not the server's any more

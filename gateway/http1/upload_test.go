@@ -133,42 +133,59 @@ func TestBrokenUpload(t *testing.T) {
 	gone := errors.New("gone")
 	for _, tt := range []struct {
 		name   string
-		body   io.Reader
+		sent   string
 		length int64
-		err    error
+		err    error // that it ends with, nil for a regular end
 	}{
-		{"length", iotest.ErrReader(gone), 10, gone},
-		{"length, later", io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(gone)), 10, gone},
-		{"chunks", iotest.ErrReader(gone), -1, gone},
-		{"chunks, later", io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(gone)), -1, gone},
-		{"at the last byte", io.MultiReader(strings.NewReader("abcdefghi"), iotest.ErrReader(gone)), 10, gone},
-		{"shorter than it said", strings.NewReader("abc"), 10, nil},
+		{"length", "", 10, gone},
+		{"length, later", "abc", 10, gone},
+		{"chunks", "", -1, gone},
+		{"chunks, later", "abc", -1, gone},
+		{"at the last byte", "abcdefghi", 10, gone},
+		{"shorter than it said", "abc", 10, nil},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		atOnce(t, tt.name, func(t *testing.T) time.Duration {
+			var body io.Reader = strings.NewReader(tt.sent)
+			if tt.err != nil {
+				body = io.MultiReader(body, iotest.ErrReader(tt.err))
+			}
 			u := connect(t, http1.ClientOptions{}, false)
 			got := make(chan string, 1)
 			go func() { got <- u.rest() }()
 			start := time.Now()
-			_, err := u.client.RoundTrip(post(t, t.Context(), tt.body, tt.length), nil)
+			_, err := u.client.RoundTrip(post(t, t.Context(), body, tt.length), nil)
 			if err == nil || tt.err != nil && !errors.Is(err, tt.err) {
 				t.Errorf("got %v", err)
 			}
-			if d := time.Since(start); d > 900*time.Millisecond {
-				t.Errorf("after %v", d)
-			}
+			took := time.Since(start)
 			if within(t, u.done, "the connection") {
 				t.Error("reusable")
 			}
 			raw := within(t, got, "the request")
 			r, err := http.ReadRequest(bufReader(raw))
 			if err != nil {
-				return // not even a head
+				return took // not even a head
 			}
 			if b, err := io.ReadAll(r.Body); err == nil {
 				t.Errorf("%q looks like a whole request with %q", raw, b)
 			}
+			return took
 		})
 	}
+}
+
+// atOnce runs a test that returns how long something took that waits for nothing: where more is
+// waited for it takes a second, each time. A busy machine may be slow a few times.
+func atOnce(t *testing.T, name string, test func(t *testing.T) time.Duration) {
+	t.Run(name, func(t *testing.T) {
+		var took time.Duration
+		for range 10 {
+			if took = test(t); took < 900*time.Millisecond {
+				return
+			}
+		}
+		t.Errorf("it took %v", took)
+	})
 }
 
 // TestEarlyResponse has servers that answer before they have all of a request.
@@ -361,8 +378,7 @@ func TestCanceled(t *testing.T) {
 		{"uploading, with an early answer", 1 << 30, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", true},
 	} {
 		for _, overTLS := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/TLS=%v", tt.name, overTLS), func(t *testing.T) {
-				t.Parallel()
+			atOnce(t, fmt.Sprintf("%s/TLS=%v", tt.name, overTLS), func(t *testing.T) time.Duration {
 				u := connect(t, http1.ClientOptions{}, overTLS)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -373,8 +389,11 @@ func TestCanceled(t *testing.T) {
 						u.say(tt.answer)
 					}
 				}()
-				time.AfterFunc(200*time.Millisecond, cancel)
-				start := time.Now()
+				canceled := make(chan time.Time, 1)
+				time.AfterFunc(200*time.Millisecond, func() {
+					canceled <- time.Now()
+					cancel()
+				})
 				r := request(t, ctx, "GET", nil)
 				if tt.body > 0 {
 					r = post(t, ctx, io.LimitReader(zeros{}, tt.body), tt.body)
@@ -389,13 +408,18 @@ func TestCanceled(t *testing.T) {
 				if err == nil {
 					t.Error("nothing went wrong")
 				}
-				if d := time.Since(start); d < 150*time.Millisecond || d > 1150*time.Millisecond { // nothing more is waited for
-					t.Errorf("it ended after %v", d)
+				took := time.Duration(0)
+				select {
+				case at := <-canceled:
+					took = time.Since(at)
+				default:
+					t.Error("it ended before it was canceled")
 				}
 				if within(t, u.done, "the connection") {
 					t.Error("reusable")
 				}
 				u.rest() // closed
+				return took
 			})
 		}
 	}
@@ -444,11 +468,11 @@ func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	const switched = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
 	t.Run("both ways", func(t *testing.T) {
-		u := connect(t, http1.ClientOptions{HeadTimeout: 100 * time.Millisecond, MaxHead: 4 << 10}, false)
+		u := connect(t, http1.ClientOptions{HeadTimeout: time.Second, MaxHead: 4 << 10}, false)
 		go u.answers(switched + "early ")
 		resp, err := u.client.RoundTrip(request(t, t.Context(), "GET", nil), nil)
 		must.OK(t, err)
-		time.Sleep(200 * time.Millisecond) // the head's limits are not the stream's
+		time.Sleep(1200 * time.Millisecond) // the head's limits are not the stream's
 		body := resp.Body.(io.ReadWriteCloser)
 		ended := make(chan string, 1)
 		go func() {
