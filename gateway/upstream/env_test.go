@@ -144,10 +144,13 @@ func newSite(t testing.TB, address string, c *tls.Config, h http.Handler) *site 
 	return s
 }
 
+// patience is how long a test waits for what has to happen.
+const patience = time.Minute
+
 // await waits until n connections have been closed.
 func (s *site) await(t testing.TB, n int64) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); s.closed.Load() < n; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); s.closed.Load() < n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d connections have been closed, want %d", s.closed.Load(), n)
 		}
@@ -246,7 +249,7 @@ func get(t testing.TB, p *Pool, r Route) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	resp, err := rt.RoundTrip(request(t, ctx, r))
 	if err != nil {

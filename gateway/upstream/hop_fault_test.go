@@ -106,13 +106,9 @@ func TestProxyFaults(t *testing.T) {
 			r := Route{Sandbox: "a", Host: "api.example.test", Port: 443, TLS: true, Upstream: &policy.Upstream{
 				Addresses: []string{"127.0.0.2", proxyAddress}, Resolver: z.addr, Proxy: f.url,
 			}}
-			begin := time.Now()
 			_, err := get(t, p, r)
 			if kind(t, err) != tt.kind || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), f.url) {
 				t.Errorf("got %v (%v), want %v with %q and %s", err, kind(t, err), tt.kind, tt.says, f.url)
-			}
-			if took := time.Since(begin); took > 5*time.Second {
-				t.Errorf("took %v", took)
 			}
 			if slices.Contains(f.requests(), "took everything") {
 				t.Error("read without bound")

@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"sallyport/internal/test/must"
 	"sallyport/policy"
@@ -127,10 +126,9 @@ func TestCanceledAtAProxy(t *testing.T) {
 		p := newPool(t, Options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { <-arrived; cancel() }()
-		begin := time.Now()
 		_, err := p.Dial(ctx, Route{Sandbox: "a", Host: "127.0.0.2", Port: 80, Upstream: &policy.Upstream{Addresses: []string{"127.0.0.2", proxyAddress}, Proxy: f.url}})
-		if kind(t, err) != KindCanceled || time.Since(begin) > 5*time.Second {
-			t.Errorf("%s: got %v after %v", scheme, err, time.Since(begin))
+		if kind(t, err) != KindCanceled {
+			t.Errorf("%s: got %v", scheme, err)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func TestRealProxies(t *testing.T) {
 // said reads one line.
 func said(t testing.TB, c net.Conn, want string) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(patience))
 	var line []byte
 	for b := make([]byte, 1); ; {
 		if _, err := c.Read(b); err != nil {

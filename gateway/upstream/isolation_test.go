@@ -187,7 +187,7 @@ func TestForgetClosesWhatIsOpen(t *testing.T) {
 	held, err := p.RoundTripper(r)
 	must.OK(t, err)
 	p.Forget("a")
-	tunnel.SetReadDeadline(time.Now().Add(5 * time.Second))
+	tunnel.SetReadDeadline(time.Now().Add(patience))
 	if _, err := tunnel.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the tunnel lives on: %v", err)
 	}
@@ -249,7 +249,7 @@ func testRetire(t *testing.T, protos []string) {
 	if len(asked) != 2 {
 		t.Errorf("asked about %q", asked)
 	}
-	for deadline := time.Now().Add(5 * time.Second); s.closed.Load() < 1 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); s.closed.Load() < 1 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if got := s.closed.Load(); got != 1 {

@@ -173,7 +173,7 @@ func TestSystemRootsAreReadAgain(t *testing.T) {
 		must.OK(t, os.Rename(path+".new", path))
 		for name, way := range ways {
 			err := way()
-			for deadline := time.Now().Add(10 * rootsAge); (err == nil) != is.ok; err = way() {
+			for deadline := time.Now().Add(patience); (err == nil) != is.ok; err = way() {
 				if time.Now().After(deadline) {
 					t.Fatalf("%s: got %v, want ok %v", name, err, is.ok)
 				}
@@ -261,7 +261,7 @@ func TestDestinationsAreBounded(t *testing.T) {
 	if got := tn.destinations.Len(); got != maxDestinations {
 		t.Errorf("%d destinations, want %d", got, maxDestinations)
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		tn.mu.Lock()
 		open := len(tn.conns)
 		tn.mu.Unlock()
@@ -334,7 +334,7 @@ func TestSingleLabelInHosts(t *testing.T) {
 	must.OK(t, err)
 	defer server.Close()
 	port := uint16(server.Addr().(*net.TCPAddr).Port)
-	p := New(Options{DialTimeout: 5 * time.Second})
+	p := New(Options{DialTimeout: patience})
 	defer p.Close()
 	c, err := p.Dial(t.Context(), Route{Host: "localhost", Port: port, Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8", "::1"}, Resolver: "127.0.0.1:1"}})
 	must.OK(t, err)

@@ -71,7 +71,7 @@ func start(t testing.TB, port uint16, name string, args ...string) {
 			t.Logf("%s said:\n%s", name, text)
 		}
 	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		l, err := net.Dial("tcp", hostPort(proxyAddress, port))
 		if err == nil {
 			l.Close()

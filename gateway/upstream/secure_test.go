@@ -26,7 +26,7 @@ func asks(t *testing.T, address string, leaf tls.Certificate) uint16 {
 			if err != nil {
 				return
 			}
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			if _, err := io.ReadFull(c, make([]byte, 4)); err == nil {
 				_, _ = io.WriteString(c, "S")
 				s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{leaf}})
@@ -60,7 +60,7 @@ func TestDialTLS(t *testing.T) {
 	must.OK(t, err)
 	defer silent.Close()
 	up := &policy.Upstream{Addresses: []string{"127.0.0.2", "127.0.0.3"}, Roots: ca.file(t), Resolver: z.addr}
-	p := newPool(t, Options{HandshakeTimeout: time.Second})
+	p, hasty := newPool(t, Options{}), newPool(t, Options{HandshakeTimeout: time.Second})
 	mine := errors.New("mine")
 	for _, tt := range []struct {
 		name string
@@ -83,6 +83,10 @@ func TestDialTLS(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			at, _ := netip.ParseAddr(tt.at)
+			p := p
+			if tt.want == KindTimeout {
+				p = hasty
+			}
 			c, err := p.DialTLS(t.Context(), Route{Sandbox: "a", Host: tt.host, Port: tt.port, Upstream: tt.up}, at, tt.ask)
 			if tt.got == "" {
 				if kind(t, err) != tt.want {
