@@ -36,7 +36,7 @@ func serve(t *testing.T, c *tls.Config) string {
 			if err != nil {
 				return
 			}
-			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			conn.SetDeadline(time.Now().Add(time.Minute))
 			buf := make([]byte, 4096)
 			if _, err := conn.Read(buf); err == nil {
 				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
@@ -51,7 +51,7 @@ func serve(t *testing.T, c *tls.Config) string {
 // exchange reports whether the handshake resumed a session.
 func exchange(t *testing.T, addr string, c *tls.Config) (resumed bool) {
 	t.Helper()
-	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", addr, c)
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: time.Minute}, "tcp", addr, c)
 	must.OK(t, err)
 	defer conn.Close()
 	io.WriteString(conn, "x")

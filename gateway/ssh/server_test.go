@@ -229,7 +229,7 @@ func TestMemory(t *testing.T) {
 // TestMemoryOfHalfClosed: a client that does not close its end can fill the window still.
 func TestMemoryOfHalfClosed(t *testing.T) {
 	const window = 2 << 20
-	c, reads, session := serve(t, time.Second)
+	c, reads, session := serve(t, 5*time.Second)
 	channel, _, err := session.OpenChannel("session", nil)
 	must.OK(t, err)
 	reads.mu.Lock()

@@ -118,7 +118,7 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if err := trail.Append(ctx, event()); err != nil {
 				t.Errorf("appending: %v", err)

@@ -39,7 +39,7 @@ func program(t *testing.T) (Stream, *net.TCPConn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = far.Close() })
-	_ = far.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = far.SetDeadline(time.Now().Add(2 * time.Minute))
 	return c.(*net.TCPConn), far.(*net.TCPConn)
 }
 
@@ -216,7 +216,7 @@ func TestInsideEndsWithTheExposure(t *testing.T) {
 	if _, err := there.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the program is connected still: %v", err)
 	}
-	_ = ended.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = ended.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := ended.Read(make([]byte, 1)); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the process is told %v", err)
 	}
@@ -275,7 +275,7 @@ func TestInsideIsBounded(t *testing.T) {
 			_ = c.Close()
 		}()
 	}
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		c, err := open("box")
 		if err == nil {
@@ -295,7 +295,7 @@ func TestInsideIsBounded(t *testing.T) {
 			t.Errorf("it goes on: %v", err)
 		}
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		left := s.supervisor.loopbacks.Taken()
 		if left == 0 {
 			return

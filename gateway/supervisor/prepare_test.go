@@ -41,7 +41,7 @@ func newProxied(t *testing.T, taken string, change ...func(*Options)) *proxied {
 	t.Cleanup(up.Close)
 	p.url = up.URL
 	at := netip.MustParseAddrPort(up.Listener.Addr().String())
-	p.allow = policy.Document{Egress: []policy.EgressRule{{
+	p.allow = policy.Document{Policy: policy.Source{Timeout: new(policy.Duration(time.Second))}, Egress: []policy.EgressRule{{
 		Destination: at.Addr().String() + "/32", Ports: []uint16{at.Port()}, Plain: true,
 		Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8"}},
 	}}}
@@ -62,7 +62,7 @@ func newProxied(t *testing.T, taken string, change ...func(*Options)) *proxied {
 		}
 	})
 	via := &url.URL{Scheme: "http", User: url.UserPassword("ci", token), Host: l.Addr().String()}
-	p.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{Proxy: http.ProxyURL(via), DisableKeepAlives: true}}
+	p.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{Proxy: http.ProxyURL(via), DisableKeepAlives: true}}
 	return p
 }
 

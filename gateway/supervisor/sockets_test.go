@@ -61,7 +61,7 @@ func TestSocketsAreMended(t *testing.T) {
 				if err := (&Listeners{Explicit: l}).restore(); err != nil {
 					t.Fatal(err)
 				}
-				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), 10*time.Second)
+				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), time.Minute)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -76,7 +76,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer next.Close()
-				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))
+				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
 				got, err := next.Accept()
 				if err != nil {
 					t.Fatal(err)
@@ -115,7 +115,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				deadline := time.Now().Add(10 * time.Second)
+				deadline := time.Now().Add(time.Minute)
 				if err := errors.Join(next.SetDeadline(deadline), c.SetDeadline(deadline)); err != nil {
 					t.Fatal(err)
 				}
@@ -191,7 +191,7 @@ func TestMendKeepsWaiting(t *testing.T) {
 	if err := (&Listeners{Transparent: l}).restore(); err != nil {
 		t.Fatal(err)
 	}
-	_ = l.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = l.SetDeadline(time.Now().Add(time.Minute))
 	got, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)

@@ -281,7 +281,8 @@ func TestSegmentsAreBounded(t *testing.T) {
 	if err := s.child.Call(t.Context(), workerapi.MethodSegment, workerapi.SegmentRequest{First: 1 << 61}, &ipc.None{}); err == nil {
 		t.Error("a segment that begins where numbers end")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	var made atomic.Int64
 	var calls errgroup.Group
@@ -298,8 +299,9 @@ func TestSegmentsAreBounded(t *testing.T) {
 	if err := calls.Wait(); err != nil {
 		t.Error(err)
 	}
-	if n := made.Load(); n < segmentBurst/2 || n > segmentBurst {
-		t.Errorf("%d segments in 0.3 s, want at most %d", n, segmentBurst)
+	took := time.Since(began)
+	if n, most := made.Load(), segmentBurst+int64(took/time.Second)+1; n < segmentBurst/2 || n > most {
+		t.Errorf("%d segments in %v, want at most %d", n, took, most)
 	}
 	files, err := os.ReadDir(s.audit)
 	if err != nil || len(files) > 2 {

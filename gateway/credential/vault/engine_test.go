@@ -303,7 +303,7 @@ func TestDatabaseUsers(t *testing.T) {
 		"connection_url": fmt.Sprintf("postgresql://{{username}}:{{password}}@127.0.0.1:%d/postgres?sslmode=disable", db.Port),
 	})
 	s.write(t, "database/roles/readonly", map[string]any{
-		"db_name": "db", "default_ttl": "4s", "max_ttl": "9s",
+		"db_name": "db", "default_ttl": "8s", "max_ttl": "18s",
 		"creation_statements": []string{`create role "{{name}}" login password '{{password}}' valid until '{{expiration}}'`},
 	})
 	v := connect(t, s.withToken(t, token))

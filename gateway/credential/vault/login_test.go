@@ -170,10 +170,10 @@ func TestWrapping(t *testing.T) {
 func TestTokenOfAFileIsRenewed(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	token := s.write(t, "auth/token/create", map[string]any{"policies": []string{"sallyport"}, "ttl": "3s"}).Auth.ClientToken
+	token := s.write(t, "auth/token/create", map[string]any{"policies": []string{"sallyport"}, "ttl": "9s"}).Auth.ClientToken
 	v := connect(t, s.withToken(t, token))
 	src := source(t, v, "secret/data/openai", "token")
-	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(200 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 15*time.Second; time.Sleep(200 * time.Millisecond) {
 		if _, err := src.Read(t.Context()); err != nil {
 			t.Fatalf("after %v: %v", time.Since(began), err)
 		}

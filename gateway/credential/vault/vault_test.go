@@ -162,7 +162,7 @@ func TestSealedAndGone(t *testing.T) {
 	_, err = src.Read(t.Context())
 	fails(t, err, credential.ErrUnavailable, "cannot be reached", token)
 	fails(t, v.Health(t.Context()), credential.ErrUnavailable, "cannot be reached", token)
-	if took := time.Since(begin); took > 5*time.Second {
+	if took := time.Since(begin); took > 20*time.Second {
 		t.Errorf("a server that is gone took %v", took)
 	}
 }
@@ -258,22 +258,22 @@ func TestAppRoleRenews(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	role := "auth/approle/role/brief"
-	s.write(t, role, map[string]any{"token_policies": "sallyport", "token_ttl": "2s", "token_max_ttl": "5s"})
+	s.write(t, role, map[string]any{"token_policies": "sallyport", "token_ttl": "6s", "token_max_ttl": "15s"})
 	id, err := s.root.Logical().Read(role + "/role-id")
 	must.OK(t, err)
 	secret := s.write(t, role+"/secret-id", nil)
 	src := source(t, connect(t, s.withRole(t, id.Data["role_id"].(string), secret.Data["secret_id"].(string))), "secret/data/openai", "token")
 	// Past two renewals and the longest life of the first token.
 	most := 0
-	for begin := time.Now(); time.Since(begin) < 6500*time.Millisecond; time.Sleep(300 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < 19*time.Second; time.Sleep(300 * time.Millisecond) {
 		readField(t, src, "token")
 		most = max(most, s.logins(t))
-		if age := time.Since(begin); age > 2500*time.Millisecond && age < 4*time.Second && most != 1 {
+		if age := time.Since(begin); age > 7*time.Second && age < 11*time.Second && most != 1 {
 			t.Fatalf("%d tokens after %v, want the first one renewed", most, age)
 		}
 	}
 	// After a pause longer than the token's life.
-	time.Sleep(2500 * time.Millisecond)
+	time.Sleep(7 * time.Second)
 	readField(t, src, "token")
 }
 
@@ -348,7 +348,10 @@ func TestNotVault(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "token")
 			must.OK(t, os.WriteFile(file, []byte("hvs.the-token"), 0o600))
 			v := connect(t, config.Vault{Address: srv.URL, Auth: config.VaultAuth{TokenFile: file}})
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if tt.name == "silent" {
+				ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
+			}
 			defer cancel()
 			_, err := source(t, v, "secret/data/openai", "").Read(ctx)
 			fails(t, err, tt.want, tt.says, "hvs.the-token")
