@@ -174,7 +174,7 @@ func TestFloodOfHTTP2(t *testing.T) {
 			c, err := w.framed(w.steer, o)
 			must.OK(t, err)
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			start := time.Now()
 			var ended error
 			grew := heap(func() {
@@ -182,7 +182,7 @@ func TestFloodOfHTTP2(t *testing.T) {
 					ended = c.drained()
 				}
 				start := time.Now()
-				if resp, _ := get(t, client, o.url("https", "/")); resp.StatusCode != 200 || time.Since(start) > 3*time.Second {
+				if resp, _ := get(t, client, o.url("https", "/")); resp.StatusCode != 200 || time.Since(start) > soon {
 					t.Errorf("another request: %d after %v", resp.StatusCode, time.Since(start))
 				}
 			})
@@ -218,7 +218,7 @@ func (f *frames) drained() error {
 // settles waits until there are no more goroutines than before.
 func settles(t *testing.T, before int) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before+2; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before+2; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines, %d before\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
@@ -264,8 +264,8 @@ func TestHeaderThatNeverEnds(t *testing.T) {
 	c := w.frames(w.steer, o)
 	must.OK(t, c.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.headers(o.request("/")...)}))
 	start := time.Now()
-	_ = c.SetReadDeadline(start.Add(5 * time.Second))
-	if _, err := io.Copy(io.Discard, c); err != nil || time.Since(start) > 3*time.Second {
+	_ = c.SetReadDeadline(start.Add(soon))
+	if _, err := io.Copy(io.Discard, c); err != nil {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 }
@@ -324,7 +324,7 @@ func TestRequestsOfASandboxAreBounded(t *testing.T) {
 		t.Errorf("another sandbox's: %+v", a)
 	}
 	must.OK(t, first.WriteRSTStream(last, http2.ErrCodeCancel))
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if a = second.ask(t, o.request("/")...); a.status == "200" || time.Now().After(deadline) {
 			break
 		}
@@ -362,7 +362,7 @@ func TestDeadConnectionEndsItsStreams(t *testing.T) {
 			for range streams {
 				await(t, told)
 			}
-			if took := time.Since(start); took > time.Second {
+			if took := time.Since(start); took > soon {
 				t.Errorf("the upstream was told after %v", took)
 			}
 			_, completions := w.settled(t)
@@ -385,11 +385,10 @@ func TestShutdownEndsWhoComesLate(t *testing.T) {
 	o := w.origin("api.example.test", "h2", true)
 	raw, err := w.steer(t.Context(), "tcp", o.address())
 	must.OK(t, err)
-	time.Sleep(50 * time.Millisecond) // until it has been accepted
+	must.Soon(t, "it is taken", func() bool { return w.gauge("sallyport_gateway_connections") == 1 })
 	ended := make(chan error, 1)
-	start := time.Now()
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		defer cancel()
 		ended <- w.gateway.Shutdown(ctx)
 	}()
@@ -399,8 +398,8 @@ func TestShutdownEndsWhoComesLate(t *testing.T) {
 	if a := late.wait(1); !a.gone {
 		t.Errorf("it is answered: %+v", a)
 	}
-	if err := <-ended; err != nil || time.Since(start) > 4*time.Second {
-		t.Errorf("it is waited for: %v, after %v", err, time.Since(start))
+	if err := <-ended; err != nil {
+		t.Errorf("it is waited for: %v", err)
 	}
 }
 
@@ -425,7 +424,7 @@ func TestShutdownSaysGoodbye(t *testing.T) {
 			must.OK(t, err)
 			await(t, arrived)
 			await(t, arrived)
-			limit := 10 * time.Second
+			limit := soon
 			if !patient {
 				limit = 200 * time.Millisecond
 			}
@@ -436,7 +435,9 @@ func TestShutdownSaysGoodbye(t *testing.T) {
 				defer cancel()
 				ended <- w.gateway.Shutdown(ctx)
 			}()
-			time.Sleep(50 * time.Millisecond)
+			if a := idle.wait(1); !a.gone { // it ends first: the others are told to go by then
+				t.Errorf("the idle connection: %+v", a)
+			}
 			if patient {
 				close(finish)
 			}
@@ -448,14 +449,11 @@ func TestShutdownSaysGoodbye(t *testing.T) {
 			if patient && busy.goodbye == nil {
 				t.Error("no GOAWAY")
 			}
-			if a := idle.wait(1); !a.gone {
-				t.Errorf("the idle connection: %+v", a)
-			}
 			err = <-ended
 			if patient && err != nil || !patient && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
-			if took := time.Since(start); took > 4*time.Second {
+			if took := time.Since(start); took > soon {
 				t.Errorf("took %v", took)
 			}
 			_, completions := w.settled(t)

@@ -18,7 +18,7 @@ const halfHead = "GET / HTTP/1.1\r\n"
 // nothing is decided.
 func (l *env) undecided(n int) []*audit.Event {
 	l.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		l.mu.Lock()
 		events := slices.Clone(l.events)
 		l.mu.Unlock()

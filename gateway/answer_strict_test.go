@@ -236,7 +236,7 @@ func TestWebSocketsAreStrict(t *testing.T) {
 			if _, err := s.Write(slices.Concat(good, raw, good)); err != nil {
 				t.Fatal(err)
 			}
-			over := time.AfterFunc(10*time.Second, func() { s.Close() })
+			over := time.AfterFunc(patience, func() { s.Close() })
 			_, _ = io.Copy(io.Discard, s.in)
 			arrived := <-got
 			if !over.Stop() {

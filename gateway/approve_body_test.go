@@ -79,7 +79,7 @@ func TestHeldBodiesHaveOneBound(t *testing.T) {
 		t.Errorf("got %d", status)
 	}
 	j.settled(t)
-	for deadline := time.Now().Add(5 * time.Second); j.gauge(t, "sallyport_gateway_held_body_bytes") != 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); j.gauge(t, "sallyport_gateway_held_body_bytes") != 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the room is not given back")
 		}

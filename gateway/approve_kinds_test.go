@@ -31,7 +31,7 @@ func TestHeldWebSocket(t *testing.T) {
 					answered := make(chan struct{})
 					go func() {
 						defer close(answered)
-						for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+						for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 							if list, _, _ := f.List(); len(list) == 1 && list[0].Subject.Path == "/ws" && list[0].Subject.Method == "GET" {
 								f.answer(t, list[0].ID, approval.Answer{Approve: approve})
 								return
@@ -173,11 +173,11 @@ func TestHeldConnection(t *testing.T) {
 			for _, how := range []string{"approved", "denied", "gone", "expired"} {
 				t.Run(way+"/"+first+" speaks first/"+how, func(t *testing.T) {
 					f := newOperatorStore(t)
-					w := newNetEnv(t, asking(f))
+					w := newNetEnv(t, asking(f), speaksFirst)
 					w.policy(func(in policy.Input) policy.Decision {
 						settings := policy.Approvals{Answer: policy.AnswerPoll}
 						if how == "expired" {
-							settings.Timeout = policy.Duration(time.Second)
+							settings.Timeout = policy.Duration(3 * time.Second) // in which the test sees it wait
 						}
 						return policy.Decision{Action: policy.Approve, Rule: "db", RuleType: "egress", Reason: "ask", Upstream: w.reach, Approvals: &settings}
 					})
@@ -193,7 +193,7 @@ func TestHeldConnection(t *testing.T) {
 					c, err := dial(t.Context(), "tcp", o.address())
 					must.OK(t, err)
 					defer c.Close()
-					_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+					_ = c.SetDeadline(time.Now().Add(patience))
 					if first == "client" {
 						io.WriteString(c, "\x00\x00\x00\x17 startup\n")
 					}

@@ -70,7 +70,7 @@ func (f *operatorStore) Watch(id string) (<-chan struct{}, func()) {
 // waiting returns the requests that wait once there are n.
 func (f *operatorStore) waiting(t *testing.T, n int) []approval.Request {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		list, _, _ := f.List()
 		if len(list) == n {
 			return list
@@ -256,12 +256,12 @@ func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 
 func TestHeldRequestThatIsNotAnswered(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{Timeout: policy.Duration(time.Second)}, func(t *testing.T, m *versionEnv, f *operatorStore) {
+	approvals(t, policy.Approvals{Timeout: policy.Duration(3 * time.Second)}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		done := m.send(m.request(t, "PUT", "/x", strings.NewReader("hello")))
 		id := f.waiting(t, 1)[0].ID
 		got := <-done
-		got.want(t, 403, "no operator has approved it in 1s")
+		got.want(t, 403, "no operator has approved it in 3s")
 		decisions, _ := m.settled(t)
 		s := decisions[len(decisions)-1].Unmapped.Sallyport
 		if got.header.Get("Sallyport-Approval") != id || s.Decision != "deny" || s.Approval.ID != id || arrived.Load() != 0 {
@@ -441,7 +441,7 @@ func TestShutdownLetsGo(t *testing.T) {
 	m.arrivals()
 	done := m.send(m.request(t, "GET", "/x", nil))
 	f.waiting(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := m.gateway.Shutdown(ctx); err != nil {
 		t.Error(err)

@@ -188,7 +188,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 // body that is not what it says goes nowhere.
 func TestJudgedBodyOnTheWire(t *testing.T) {
 	t.Parallel()
-	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = 3 * time.Second })
 	host := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	head := func(lines ...string) string {
 		return "POST /mcp HTTP/1.1\r\nHost: " + host + "\r\nContent-Type: application/json\r\n" + strings.Join(lines, "\r\n") + "\r\n\r\n"
@@ -221,7 +221,7 @@ func TestJudgedBodyOnTheWire(t *testing.T) {
 			c, err := j.steer(context.Background(), "tcp", host)
 			must.OK(t, err)
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			if _, err := io.WriteString(c, test.send); err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +249,7 @@ func TestJudgedBodyOnTheWire(t *testing.T) {
 // A stream of HTTP/2 whose body does not come holds up no other.
 func TestJudgedBodyOfAStream(t *testing.T) {
 	t.Parallel()
-	j := newBodyEnv(t, "h2", true, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	j := newBodyEnv(t, "h2", true, func(o *gateway.Options) { o.HandshakeTimeout = 3 * time.Second })
 	client := j.agent("h2", true, j.steer, false)
 	post := func(body io.Reader, length int64) (int, error) {
 		r, _ := http.NewRequestWithContext(t.Context(), "POST", j.origin.url("https", "/mcp"), body)
@@ -285,7 +285,7 @@ func TestJudgedBodyOfAStream(t *testing.T) {
 		t.Errorf("the upstream got %q", got)
 	}
 	const held = "sallyport_gateway_held_body_bytes"
-	for deadline := time.Now().Add(5 * time.Second); j.gauge(t, held) != 0; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); j.gauge(t, held) != 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%v bytes are held in the end", j.gauge(t, held))
 		}
@@ -360,7 +360,7 @@ func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 	select {
 	case <-ended:
 		t.Logf("ended after %v", time.Since(began))
-	case <-time.After(5 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("a call that is no longer allowed goes on")
 	}
 }
@@ -369,7 +369,7 @@ func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 // others are told to come again.
 func TestJudgedBodiesAreBounded(t *testing.T) {
 	const clients, each = 1000, 60 << 10
-	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = 30 * time.Second })
+	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	host := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	head := fmt.Sprintf("POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", host, each)
 	body := toolCall("search") + strings.Repeat(" ", each-len(toolCall("search")))
@@ -379,7 +379,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 			c, err := j.steer(context.Background(), "tcp", host)
 			must.OK(t, err)
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(25 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(3 * time.Minute))
 			conns[i] = c
 			if _, err := io.WriteString(c, head+body[:each-1]); err != nil {
 				t.Fatal(err)

@@ -117,11 +117,11 @@ func TestBodiesInEveryVersion(t *testing.T) {
 	})
 }
 
-// stalled waits until a counter has begun and stands still, ten seconds at most, and
-// returns it.
+// stalled waits until a counter has begun and stands still, for as long as patience has it,
+// and returns it.
 func stalled(n func() int64) int64 {
 	last, since := n(), time.Now()
-	for end := since.Add(10 * time.Second); (last == 0 || time.Since(since) < 300*time.Millisecond) && time.Now().Before(end); {
+	for end := since.Add(patience); (last == 0 || time.Since(since) < 300*time.Millisecond) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		if now := n(); now != last {
 			last, since = now, time.Now()
@@ -228,13 +228,13 @@ func TestUploadIsStreamed(t *testing.T) {
 	})
 }
 
-// await receives within a second.
+// await receives what has to come.
 func await[T any](t *testing.T, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(20 * time.Second):
-		t.Error("nothing within 20 s")
+	case <-time.After(patience):
+		t.Error("nothing has come")
 	}
 	return v
 }
@@ -422,7 +422,8 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 		})
 		for _, path := range []string{"/before", "/during", "/known", "/upload"} {
 			t.Run(path, func(t *testing.T) {
-				start := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), soon)
+				defer cancel()
 				var body io.Reader
 				if path == "/upload" {
 					r, w := io.Pipe()
@@ -430,15 +431,15 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 					go func() { _, _ = io.WriteString(w, "some") }()
 					body = r
 				}
-				resp, err := m.client.Do(m.request(t, "POST", path, body))
+				resp, err := m.client.Do(m.request(t, "POST", path, body).WithContext(ctx))
 				must.OK(t, err)
 				defer resp.Body.Close()
 				b, err := io.ReadAll(resp.Body)
 				if whole := path == "/before" || path == "/upload"; whole && (resp.StatusCode != 502 || err != nil) || !whole && (resp.StatusCode != 200 || err == nil) {
 					t.Errorf("%d %s %v", resp.StatusCode, b, err)
 				}
-				if took := time.Since(start); took > time.Second {
-					t.Errorf("took %v", took)
+				if ctx.Err() != nil {
+					t.Error("it was not noticed")
 				}
 			})
 		}

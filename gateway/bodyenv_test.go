@@ -11,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"sallyport/gateway"
 	"sallyport/internal/test/must"
@@ -92,7 +91,7 @@ func newBodyEnv(t *testing.T, version string, secure bool, options ...option) *b
 // load makes the document the policy.
 func (j *bodyEnv) load(t *testing.T) {
 	t.Helper()
-	p, err := engine.Compile(t.Context(), j.doc, engine.Options{Timeout: time.Second})
+	p, err := engine.Compile(t.Context(), j.doc, engine.Options{Timeout: patience})
 	must.OK(t, err)
 	j.engine.Swap(p)
 	j.gateway.Redecide()

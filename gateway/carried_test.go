@@ -7,10 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -126,7 +124,7 @@ func TestOwnCredentialIsDenied(t *testing.T) {
 // client, and its own server gets it. That sends it back, and the client does not see it.
 func TestCredentialInMetadataOfGRPC(t *testing.T) {
 	t.Parallel()
-	w := newNetEnv(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
+	w := newNetEnv(t)
 	w.credential("key", token)
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)

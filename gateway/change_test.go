@@ -118,7 +118,7 @@ func TestRequestsThatBeginDuringAChange(t *testing.T) {
 		case <-time.After(2 * time.Minute):
 			t.Fatalf("round %d: %d requests go on at the upstream", round, open.Load())
 		}
-		for open.Load() > 0 && time.Since(changed) < 3*soon {
+		for open.Load() > 0 && time.Since(changed) < soon {
 			time.Sleep(5 * time.Millisecond)
 		}
 		if n := open.Load(); n > 0 {

@@ -113,7 +113,7 @@ func TestStuckAnswersHoldBoundedMemory(t *testing.T) {
 			}
 			close(done)
 			readers.Wait()
-			for end := time.Now().Add(5 * time.Second); m.gauge("sallyport_gateway_decoding_bytes") > 0; time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(patience); m.gauge("sallyport_gateway_decoding_bytes") > 0; time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("what has ended holds memory")
 				}
@@ -128,7 +128,7 @@ func TestDecodedAnswerLeftUnreadIsEnded(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			w := newNetEnv(t, func(o *gateway.Options) { o.StallTimeout = 500 * time.Millisecond })
+			w := newNetEnv(t, func(o *gateway.Options) { o.StallTimeout = 2 * time.Second })
 			w.quiet = true
 			m := &versionEnv{netEnv: w, version: version, upstream: "h1", scheme: "https", origin: w.origin("api.example.test", "h1", true), dial: w.steer}
 			m.client = w.agent(version, true, m.dial, false)
@@ -147,7 +147,7 @@ func TestDecodedAnswerLeftUnreadIsEnded(t *testing.T) {
 			if got := m.gauge(gauge); got < 8<<20 {
 				t.Fatalf("%v bytes are held", got)
 			}
-			for end := time.Now().Add(10 * time.Second); m.gauge(gauge) > 0; time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(patience); m.gauge(gauge) > 0; time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("%v bytes are held", m.gauge(gauge))
 				}

@@ -67,7 +67,7 @@ func TestHowAWebSocketEnded(t *testing.T) {
 				tt.client(s)
 				go io.Copy(io.Discard, s)
 				var all []*audit.Event
-				for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+				for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 					if all = m.completions(); len(all) > before {
 						break
 					}

@@ -131,7 +131,7 @@ func TestStalledClientIsCutOff(t *testing.T) {
 		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
 	select {
 	case <-ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the upstream's connection is still held")
 	}
 	events := l.await(2)
@@ -176,7 +176,7 @@ func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
 		t.Errorf("one too many: %d", code)
 	}
 	open[0].Close()
-	for deadline := time.Now().Add(5 * time.Second); ask(dial()) != 200; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ask(dial()) != 200; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the place has not been given back")
 		}

@@ -61,7 +61,7 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 		if err == nil {
 			t.Error("what was under way ends as if it were complete")
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(soon):
 		t.Error("what was under way goes on")
 		_ = open.Body.Close()
 		<-ended
@@ -82,15 +82,15 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	if high != 3 {
 		t.Errorf("%d findings, want 3", high)
 	}
-	guessed := 0
-	for _, f := range m.found() {
-		if f.Unmapped.Sallyport.State == audit.FindingGuessed && f.SeverityID == audit.SeverityHigh {
-			guessed++
+	must.Soon(t, "3 events of findings", func() bool {
+		guessed := 0
+		for _, f := range m.found() {
+			if f.Unmapped.Sallyport.State == audit.FindingGuessed && f.SeverityID == audit.SeverityHigh {
+				guessed++
+			}
 		}
-	}
-	if guessed != 3 {
-		t.Errorf("%d events of findings, want 3", guessed)
-	}
+		return guessed == 3
+	})
 	if n := book.Reset(gateway.FoundLimit, limit.Every); n != 1 {
 		t.Errorf("%d counters were reset", n)
 	}
@@ -223,7 +223,7 @@ func TestFoundInMessages(t *testing.T) {
 		four := receive("/four", 3)
 		_, _, _ = four.receive() // the fourth is counted, and does not have to arrive
 		four.Close()
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 			if ask() == 403 {
 				return
 			}

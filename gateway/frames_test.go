@@ -91,7 +91,7 @@ type answer struct {
 }
 
 // wait reads frames until a stream has ended.
-func (f *frames) wait(id uint32) answer { return f.waitFor(id, 5*time.Second) }
+func (f *frames) wait(id uint32) answer { return f.waitFor(id, patience) }
 
 func (f *frames) waitFor(id uint32, limit time.Duration) (a answer) {
 	_ = f.SetReadDeadline(time.Now().Add(limit))

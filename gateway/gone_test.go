@@ -63,7 +63,7 @@ func TestClientThatHasGoneIsNoticed(t *testing.T) {
 				_ = c.Close()
 				select {
 				case <-gone:
-				case <-time.After(5 * time.Second):
+				case <-time.After(patience):
 					t.Error("the upstream's stream goes on")
 				}
 			})

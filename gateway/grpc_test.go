@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
 	"sallyport/internal/test/must"
 	"sallyport/policy"
 )
@@ -73,7 +72,7 @@ func (w *netEnv) interopServer(name string, secure bool) *origin {
 	cmd.Stderr = os.Stderr
 	must.OK(w.t, cmd.Start())
 	w.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
 		if err == nil {
 			c.Close()
@@ -122,7 +121,7 @@ func (w *netEnv) interopClient(t *testing.T, o *origin, way string, secure bool,
 	if err != nil {
 		t.Fatalf("building gRPC's client: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	host, port := o.name, o.port
 	environment := append(os.Environ(), "NO_PROXY=", "GRPC_GO_LOG_SEVERITY_LEVEL=error")
@@ -162,7 +161,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			w := newNetEnv(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
+			w := newNetEnv(t)
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
 				d := w.allow(in)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/gateway"
 	"sallyport/internal/test/must"
 )
 
@@ -32,7 +33,7 @@ func hello(t *testing.T, name string) []byte {
 // A sandbox has few TLS handshakes under way at a time: the others wait, and another
 // sandbox's is not behind them.
 func TestHandshakesWaitForTheirTurn(t *testing.T) {
-	w := newNetEnv(t)
+	w := newNetEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute }) // those that have begun go on
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
@@ -54,7 +55,7 @@ func TestHandshakesWaitForTheirTurn(t *testing.T) {
 	var first []net.Conn
 	for range 16 * runtime.GOMAXPROCS(0) {
 		c := open()
-		if err := answered(c, 5*time.Second); err != nil {
+		if err := answered(c, patience); err != nil {
 			t.Fatalf("handshake %d: %v", len(first)+1, err)
 		}
 		first = append(first, c)
@@ -67,7 +68,7 @@ func TestHandshakesWaitForTheirTurn(t *testing.T) {
 		t.Errorf("another sandbox: %d", resp.StatusCode)
 	}
 	first[0].Close()
-	if err := answered(next, 5*time.Second); err != nil {
+	if err := answered(next, patience); err != nil {
 		t.Errorf("after another has ended: %v", err)
 	}
 }

@@ -32,7 +32,7 @@ func (n *published) speaks(t *testing.T, answer string) <-chan string {
 			if err != nil {
 				return
 			}
-			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			in := bufio.NewReader(c)
 			var said strings.Builder
 			r, err := http.ReadRequest(bufio.NewReader(io.TeeReader(in, &said)))
@@ -71,7 +71,7 @@ func TestInboundTrailers(t *testing.T) {
 			c, err := net.Dial("tcp", n.ln.Addr().String())
 			must.OK(t, err)
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nTE: trailers\r\nConnection: TE, close\r\n\r\n", n.host("demo"), token)
 			var raw strings.Builder
 			resp, err := http.ReadResponse(bufio.NewReader(io.TeeReader(c, &raw)), nil)

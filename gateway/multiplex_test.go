@@ -212,7 +212,7 @@ func TestUpstreamThatSaysGoodbye(t *testing.T) {
 		t.Errorf("the request under way got %q", got)
 	}
 	w.settled(t)
-	for deadline := time.Now().Add(3 * time.Second); o.open.Load() > 1; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); o.open.Load() > 1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d connections are left", o.open.Load())
 		}

@@ -49,7 +49,9 @@ type netEnv struct {
 func newNetEnv(t *testing.T, options ...option) *netEnv {
 	t.Helper()
 	w := &netEnv{
-		pool: upstream.New(upstream.Options{Logger: slog.New(slog.NewTextHandler(logWriter{t}, nil))}),
+		pool: upstream.New(upstream.Options{
+			Logger: slog.New(slog.NewTextHandler(logWriter{t}, nil)), DialTimeout: patience, HandshakeTimeout: patience,
+		}),
 		zone: newZone(t),
 	}
 	t.Cleanup(w.pool.Close) // after the gateway's own end
@@ -257,7 +259,7 @@ func (w *netEnv) agent(version string, secure bool, dial dialler, absolute bool)
 		DisableCompression:    true,
 		DialContext:           dial,
 		Protocols:             new(http.Protocols),
-		ExpectContinueTimeout: 5 * time.Second,
+		ExpectContinueTimeout: patience,
 		MaxIdleConnsPerHost:   100,
 	}
 	tr.Protocols.SetHTTP1(version == "h1")
@@ -275,7 +277,7 @@ func (w *netEnv) agent(version string, secure bool, dial dialler, absolute bool)
 // the decisions with their completions.
 func (w *netEnv) settled(t *testing.T) (decisions []*audit.Event, completions map[string]*audit.Event) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		decisions, completions = nil, map[string]*audit.Event{}
 		allowed := 0
 		w.mu.Lock()

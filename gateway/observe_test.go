@@ -22,14 +22,14 @@ import (
 )
 
 // watched has the sandbox of the env in observe mode until a time, by the clock
-// that it returns a function to set.
-func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), until time.Time) {
+// that it returns a function to set. Another looks out for the end.
+func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), until time.Time, watch func()) {
 	t.Helper()
 	until = time.Now().Add(time.Hour)
 	doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: until}}
 	var mu sync.Mutex
 	now := time.Now()
-	p, err := engine.Compile(t.Context(), doc, engine.Options{Timeout: 10 * time.Second, Clock: func() time.Time {
+	p, err := engine.Compile(t.Context(), doc, engine.Options{Timeout: patience, Clock: func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
 		return now
@@ -38,15 +38,17 @@ func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 	engine := engine.NewEngine(p)
 	engine.OnSwap(l.gateway.Redecide)
 	l.policy(func(in policy.Input) policy.Decision { return engine.Decide(context.Background(), in) })
-	ctx, cancel := context.WithCancel(t.Context())
-	var watching sync.WaitGroup
-	watching.Go(func() { engine.WatchExpiry(ctx) })
-	t.Cleanup(func() { cancel(); watching.Wait() })
-	return func(at time.Time) {
+	set = func(at time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
 		now = at
-	}, until
+	}
+	return set, until, func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		var watching sync.WaitGroup
+		watching.Go(func() { engine.WatchExpiry(ctx) })
+		t.Cleanup(func() { cancel(); watching.Wait() })
+	}
 }
 
 // A sandbox in observe mode is carried where it would be denied; the log has both.
@@ -55,7 +57,7 @@ func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 func TestObserveModeCarriesAndEnds(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)
-	set, until := l.watched(t, policy.Document{Egress: []policy.EgressRule{
+	set, until, _ := l.watched(t, policy.Document{Egress: []policy.EgressRule{
 		{Name: "no-writes", Destination: "api.example.test", Methods: []string{"POST"}, Action: policy.Deny},
 	}})
 	l.name("api.example.test")
@@ -104,7 +106,7 @@ func TestObserveModeCarriesAndEnds(t *testing.T) {
 func TestObserveModeTunnels(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)
-	set, until := l.watched(t, policy.Document{})
+	set, until, _ := l.watched(t, policy.Document{})
 	l.hosts["db.example.test"] = echo(t, "")
 	to := l.name("db.example.test").String() + ":5432"
 	say := func() string {
@@ -188,12 +190,14 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 			t.Errorf("%s: got %d %s", url, resp.StatusCode, body)
 		}
 	}
-	events := l.await(8)
-	for i := 0; i < len(events); i += 2 {
-		d, done := events[i], events[i+1]
-		if d.Unmapped.Sallyport.Observed == nil || done.Action != audit.ActionDenied || done.Disposition != audit.DispositionBlocked {
-			t.Errorf("got %+v, then %+v", d.Unmapped.Sallyport, done)
+	for _, e := range l.await(8) { // an answer may be there before its completion
+		x := e.Unmapped.Sallyport
+		if x.Kind == audit.KindDecision && x.Observed == nil || x.Kind == audit.KindCompletion && (e.Action != audit.ActionDenied || e.Disposition != audit.DispositionBlocked) {
+			t.Errorf("got %+v, %+v", e, x)
 		}
+	}
+	if n := len(l.completions()); n != 4 {
+		t.Errorf("%d completions", n)
 	}
 	l.name("api.example.test")
 	conn := l.raw(l.name("api.example.test").String() + ":80")
@@ -206,11 +210,12 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 func TestObserveModeEndsWhatGoesOn(t *testing.T) {
 	t.Parallel()
 	l := newEnv(t)
-	set, until := l.watched(t, policy.Document{})
+	set, until, watch := l.watched(t, policy.Document{})
+	watch()
 	l.hosts["db.example.test"] = echo(t, "")
 	c := l.raw(l.name("db.example.test").String() + ":5432")
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	answer := make([]byte, 8)
 	_, _ = c.Write([]byte("\x00\x01\x02hello"))
 	if _, err := io.ReadFull(c, answer); err != nil {

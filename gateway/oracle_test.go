@@ -126,7 +126,7 @@ func TestRecordsTellNothing(t *testing.T) {
 		}
 		conn, err := m.listener.dial(sandboxAddr, addr)
 		must.OK(t, err)
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(patience))
 		wire := &recordSizes{Conn: conn}
 		c := tls.Client(wire, &tls.Config{RootCAs: m.ca.pool, ServerName: "files.example.test"})
 		if _, err := io.WriteString(c, "GET /file HTTP/1.1\r\nHost: "+strings.TrimPrefix(other.url("https", ""), "https://")+"\r\n\r\n"); err != nil {

@@ -94,7 +94,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 		"connectrefused.example.testtls": "", "connectraw.example.testother": "",
 	}
 	var all []policy.Recorded
-	for deadline := time.Now().Add(10 * time.Second); len(all) < len(wanted) && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); len(all) < len(wanted) && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		all = nil
 		for r, err := range recorded.Read(t.Context(), dir, auditlog.Query{}) {
 			must.OK(t, err)

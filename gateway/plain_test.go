@@ -37,7 +37,7 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 				c, err := m.dial(t.Context(), "tcp", host)
 				must.OK(t, err)
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(patience))
 				offer := "Connection: " + named + "\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 				fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\n%s\r\n", host, offer)
 				in := bufio.NewReader(c)
@@ -103,7 +103,7 @@ func TestPlainHTTP2(t *testing.T) {
 		raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
 		must.OK(t, err)
 		defer raw.Close()
-		_ = raw.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = raw.SetDeadline(time.Now().Add(patience))
 		io.WriteString(raw, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n")
 		resp, err := http.ReadResponse(bufio.NewReader(raw), nil)
 		if err != nil || resp.StatusCode != 505 {

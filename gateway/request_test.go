@@ -382,7 +382,7 @@ func TestClientThatGoesAwayCompletes(t *testing.T) {
 	}
 	select {
 	case <-gone:
-	case <-time.After(3 * time.Second):
+	case <-time.After(patience):
 		t.Error("the upstream request goes on")
 	}
 }

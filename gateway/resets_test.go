@@ -16,7 +16,7 @@ func TestResetsEndTheConnection(t *testing.T) {
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
-	flood := func(dial dialler, most int) (n int, told bool) {
+	flood := func(dial dialler, most int, within time.Duration) (n int, told bool) {
 		c := w.frames(dial, o)
 		told = false
 		done := make(chan struct{})
@@ -52,19 +52,19 @@ func TestResetsEndTheConnection(t *testing.T) {
 		}
 		select {
 		case <-done:
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(within):
 			c.Close()
 			<-done
 		}
 		return n, told
 	}
-	if n, told := flood(w.connect, 100); told {
+	if n, told := flood(w.connect, 100, 500*time.Millisecond); told {
 		t.Errorf("told to go after %d requests that were reset", n)
 	}
-	if n, told := flood(w.steer, 3000); !told {
+	if n, told := flood(w.steer, 3000, patience); !told {
 		t.Errorf("not told to go after %d requests that were reset", n)
 	}
-	if n, told := flood(w.steer, 200); !told {
+	if n, told := flood(w.steer, 200, patience); !told {
 		t.Errorf("its next connection: not told to go after %d", n)
 	}
 	w.settled(t)

@@ -18,7 +18,10 @@ import (
 // denied before any policy is asked.
 func TestRevisionOfEveryDecision(t *testing.T) {
 	t.Parallel()
-	w := newNetEnv(t, func(o *gateway.Options) { o.Revision = func() string { return "r1" }; o.HandshakeTimeout = time.Second })
+	w := newNetEnv(t, func(o *gateway.Options) {
+		o.Revision = func() string { return "r1" }
+		o.HandshakeTimeout = 3 * time.Second
+	})
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)
 		switch {
@@ -70,7 +73,7 @@ func TestRevisionOfEveryDecision(t *testing.T) {
 	elsewhere.CloseIdleConnections()
 	client.CloseIdleConnections()
 	var decisions []*audit.Event
-	for deadline := time.Now().Add(5 * time.Second); len(decisions) < 10 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); len(decisions) < 10 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		decisions, _ = w.settled(t)
 	}
 	rules := map[string]bool{}

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/credential/sent"
+	"sallyport/internal/test/must"
 )
 
 // memoryKeep keeps what is searched for as long as the test.
@@ -82,7 +83,8 @@ func TestSecretsOfBeforeARestart(t *testing.T) {
 			t.Errorf("%s after a restart: %d %s", path, status, body)
 		}
 	}
-	if f := after.found(); len(f) == 0 || f[0].Unmapped.Sallyport.Found[0].Name != "key" {
+	must.Soon(t, "a finding", func() bool { return len(after.found()) > 0 })
+	if f := after.found(); f[0].Unmapped.Sallyport.Found[0].Name != "key" {
 		t.Errorf("findings: %+v", f)
 	}
 	// A host that was reached before may not hide it either.

@@ -38,7 +38,7 @@ func (n *published) knock(t *testing.T) *knocker {
 	c, err := net.Dial("tcp", n.ln.Addr().String())
 	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	return &knocker{c, bufio.NewReader(c)}
 }
 
@@ -71,7 +71,7 @@ func besiege(t *testing.T, n *published, doors []door, each, until int) (waiting
 			go func() { all <- <-got }()
 		}
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		select {
 		case r := <-all:
 			refused++
@@ -170,7 +170,7 @@ func TestInboundVisitorsAreShared(t *testing.T) {
 	for _, c := range all[2:12] {
 		_ = c.Close()
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if len(fill(two)) > 0 {
 			break
 		}

@@ -46,7 +46,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newEnv(t, func(o *gateway.Options) {
-				o.HandshakeTimeout, o.IdleTimeout = 200*time.Millisecond, 300*time.Millisecond
+				o.HandshakeTimeout, o.IdleTimeout = time.Second, 1200*time.Millisecond
 			})
 			l.policy(allow)
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", tt.alpn)
@@ -71,7 +71,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 // decision. One that has asked is recorded by that.
 func TestSilenceOfItsOwnAccordIsNotDenied(t *testing.T) {
 	t.Parallel()
-	l := newEnv(t, func(o *gateway.Options) { o.IdleTimeout = 200 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.IdleTimeout = time.Second })
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 	for _, alpn := range []string{"http/1.1", "h2"} {
@@ -99,24 +99,26 @@ func TestSilenceOfItsOwnAccordIsNotDenied(t *testing.T) {
 func TestFloodOfSilenceIsFolded(t *testing.T) {
 	t.Parallel()
 	const number = 200
-	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 2 * time.Second })
 	l.policy(allow)
 	to := l.name("api.example.test").String() + ":443"
+	began := time.Now()
 	for range number {
 		if _, err := l.secure(to, "api.example.test"); err != nil {
 			t.Fatal(err)
 		}
 	}
+	most := foldedOf(time.Since(began))
 	var events, connections int
-	for deadline := time.Now().Add(10 * time.Second); connections < number && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); connections < number && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		events, connections = 0, 0
 		for e := range l.of("opening") {
 			events++
 			connections += max(e.Count, 1)
 		}
 	}
-	if connections != number || events > number/2 {
-		t.Errorf("%d events of %d connections, want few of %d", events, connections, number)
+	if connections != number || events > most {
+		t.Errorf("%d events of %d connections, want at most %d of %d", events, connections, most, number)
 	}
 }
 
@@ -124,7 +126,7 @@ func TestFloodOfSilenceIsFolded(t *testing.T) {
 // its name.
 func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
 	t.Parallel()
-	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	l.policy(allow)
 	for i, tt := range []struct{ name, sent, rule string }{
 		{"nothing", "", "opening"},
@@ -135,7 +137,7 @@ func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
 			c, err := net.Dial("tcp", l.proxy.Addr().String())
 			must.OK(t, err)
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(5 * time.Second))
+			c.SetDeadline(time.Now().Add(patience))
 			io.WriteString(c, tt.sent)
 			io.Copy(io.Discard, c)
 			if e := l.await(i + 1)[i]; e.Rule.Name != tt.rule || e.Source.IP != "127.0.0.1" || e.Unmapped.Sallyport.Sandbox != "" {

@@ -16,10 +16,10 @@ import (
 // goes on slowly, whose upstream has begun to answer, or that is a conversation,
 // is left alone.
 func TestUploadThatStopsIsEnded(t *testing.T) {
-	const stall = 400 * time.Millisecond
+	const stall = time.Second
 	for _, tt := range []struct {
 		name, path, kind string
-		pause            time.Duration // between two pieces of seven
+		pause            time.Duration // between two pieces of five
 		status           int
 	}{
 		{"stops", "/upload", "text/plain", 4 * stall, 408},
@@ -28,7 +28,7 @@ func TestUploadThatStopsIsEnded(t *testing.T) {
 		{"is a call of gRPC", "/upload", "application/grpc+proto", stall * 3 / 2, 200},
 	} {
 		for _, version := range []string{"h1", "h2"} {
-			for _, length := range []int64{-1, 7} {
+			for _, length := range []int64{-1, 5} {
 				t.Run(tt.name+" "+version, func(t *testing.T) {
 					t.Parallel()
 					w := newNetEnv(t, func(o *gateway.Options) { o.StallTimeout = stall })
@@ -47,7 +47,7 @@ func TestUploadThatStopsIsEnded(t *testing.T) {
 					body, pieces := io.Pipe()
 					over := make(chan struct{})
 					go func() {
-						for range 7 {
+						for range 5 {
 							if _, err := io.WriteString(pieces, "x"); err != nil {
 								return
 							}
@@ -64,20 +64,19 @@ func TestUploadThatStopsIsEnded(t *testing.T) {
 					r := m.request(t, "POST", tt.path, body)
 					r.Header.Set("Content-Type", tt.kind)
 					r.ContentLength = length
-					began := time.Now()
 					resp := m.do(t, r)
 					said := text(t, resp)
 					if resp.StatusCode != tt.status {
 						t.Fatalf("%d %s", resp.StatusCode, said)
 					}
 					if tt.status == 200 {
-						if got.Load() != 7 {
+						if got.Load() != 5 {
 							t.Errorf("%d bytes have arrived", got.Load())
 						}
 						return
 					}
-					if took := time.Since(began); took > 5*time.Second || !strings.Contains(said, "stopped sending") {
-						t.Errorf("after %v: %s", took, said)
+					if !strings.Contains(said, "stopped sending") {
+						t.Error(said)
 					}
 					c := m.await(2)[1]
 					if c.StatusID != audit.StatusFailure || !strings.Contains(c.Detail, "stopped sending") || c.HTTPResponse.Code != 408 {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -57,7 +56,7 @@ func TestEncodedSlashes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.OK(t, os.WriteFile(filepath.Join(dir, "team.rego"), []byte(services), 0o600))
-	p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(time.Second))}}, engine.Options{})
+	p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir}}, engine.Options{Timeout: patience})
 	must.OK(t, err)
 	const npm, gitlab, gcs = "registry.npmjs.org", "gitlab.com", "storage.googleapis.com"
 	for _, tt := range []struct {

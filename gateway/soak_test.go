@@ -99,7 +99,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 	s.engine = engine.NewEngine(nil)
 	s.netEnv = newNetEnv(t, func(o *gateway.Options) {
 		o.Upstreams, o.Recorder, o.Decider = pool, s, s.engine
-		o.FirstByteTimeout, o.HandshakeTimeout = 200*time.Millisecond, 5*time.Second
+		o.FirstByteTimeout, o.HandshakeTimeout = 200*time.Millisecond, 15*time.Second
 		o.Logger = slog.New(&alarm{Handler: slog.DiscardHandler, t: t})
 	})
 	s.quiet = true
@@ -199,7 +199,7 @@ type inboundConn struct {
 func (v *inboundConn) visit(until time.Time) {
 	for time.Now().Before(until) && v.left.Add(-1) > 0 {
 		play := scenarios[v.IntN(len(scenarios))]
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		err := play.do(v, ctx)
 		late := ctx.Err()
 		cancel()
@@ -254,7 +254,7 @@ func returned(t *testing.T, before kept, also func() string) {
 	t.Helper()
 	var now kept
 	var rest string
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		now, rest = holding(), also()
 		if now.goroutines <= before.goroutines && len(now.files) <= len(before.files) && rest == "" {
 			return
@@ -343,7 +343,7 @@ func TestSoak(t *testing.T) {
 // completion, and every completion a decision.
 func (s *soak) counts(t *testing.T) (decided, completed int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_ = s.gateway.Shutdown(ctx) // which writes what waits
 	must.OK(t, s.log.Close())

@@ -241,7 +241,7 @@ func (v *inboundConn) secure(ctx context.Context, a agent, o *origin) (*tls.Conn
 	if err != nil {
 		return nil, err
 	}
-	_ = raw.SetDeadline(time.Now().Add(15 * time.Second))
+	_ = raw.SetDeadline(time.Now().Add(patience))
 	c := tls.Client(raw, &tls.Config{RootCAs: v.ca.pool, ServerName: o.name, NextProtos: []string{map[string]string{"h1": "http/1.1", "h2": "h2"}[a.version]}})
 	if err := c.HandshakeContext(ctx); err != nil {
 		raw.Close()
@@ -331,7 +331,7 @@ func (v *inboundConn) tunnels(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	said := append([]byte{0}, pattern[:v.IntN(len(pattern))]...)
 	wrote := make(chan error, 1)
 	go func() {

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sallyport/internal/test/must"
 )
 
@@ -224,9 +226,12 @@ func (w *netEnv) misnamed(name string) *origin {
 // nobody is where nothing listens.
 func (w *netEnv) nobody(name string) *origin {
 	w.t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) // which keeps the port
 	must.OK(w.t, err)
-	defer ln.Close()
+	w.t.Cleanup(func() { _ = unix.Close(fd) })
+	must.OK(w.t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	at, err := unix.Getsockname(fd)
+	must.OK(w.t, err)
 	w.name(name)
-	return &origin{name: name, port: addrPort(ln.Addr()).Port()}
+	return &origin{name: name, port: uint16(at.(*unix.SockaddrInet4).Port)}
 }

@@ -100,7 +100,7 @@ func newSSHEnv(t *testing.T, rules string, change ...func(l *sshEnv, secret fiel
 		return cert.Marshal(), err
 	})
 	must.OK(t, err)
-	l.env = newEnv(t, func(o *gateway.Options) {
+	l.env = newEnv(t, speaksFirst, func(o *gateway.Options) {
 		o.Approvals = l.asked
 		o.Handlers = map[policy.Protocol]wire.Handler{policy.ProtocolSSH: &gatewayssh.Handler{
 			HostKeys: keys,
@@ -144,7 +144,7 @@ func (l *sshEnv) compile(t *testing.T, rules string) *engine.Policy {
 	t.Helper()
 	c, err := config.Parse("sallyport.yaml", []byte(strings.NewReplacer("KEY", `"`+l.hostKey+`"`, "REPO", l.folder).Replace(rules)))
 	must.OK(t, err)
-	p, err := engine.Compile(t.Context(), c.Document, engine.Options{})
+	p, err := engine.Compile(t.Context(), c.Document, engine.Options{Timeout: patience})
 	must.OK(t, err)
 	return p
 }

@@ -298,8 +298,8 @@ func TestTokensOfTunnels(t *testing.T) {
 	c, err := w.steer(t.Context(), "tcp", o.address())
 	must.OK(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	_, _ = c.Write([]byte("\x00"))
+	_ = c.SetDeadline(time.Now().Add(patience))
+	_, _ = c.Write([]byte("\x01"))
 	go func() { _, _ = c.Write(make([]byte, 1<<20)) }()
 	if n, err := io.Copy(io.Discard, c); n > 64<<10 || err != nil && strings.Contains(err.Error(), "timeout") {
 		t.Errorf("%d bytes came back, and then %v", n, err)
@@ -311,8 +311,8 @@ func TestTokensOfTunnels(t *testing.T) {
 	c, err = w.steer(t.Context(), "tcp", o.address())
 	must.OK(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	_, _ = c.Write([]byte("\x00"))
+	_ = c.SetDeadline(time.Now().Add(patience))
+	_, _ = c.Write([]byte("\x01"))
 	if n, _ := io.Copy(io.Discard, c); n > 0 {
 		t.Errorf("%d bytes of a tunnel of unknown cost", n)
 	}

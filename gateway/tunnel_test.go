@@ -134,7 +134,7 @@ func TestOtherProtocols(t *testing.T) {
 		for _, action := range []policy.Action{policy.Tunnel, policy.Allow, policy.Deny, policy.Approve, ""} {
 			for _, first := range []string{"client", "server"} {
 				t.Run(fmt.Sprintf("%s/%q/%s speaks first", way, action, first), func(t *testing.T) {
-					w := newNetEnv(t)
+					w := newNetEnv(t, speaksFirst)
 					w.policy(func(in policy.Input) policy.Decision {
 						if in.Destination.Host != "db.example.test" || in.Protocol != policy.ProtocolOther {
 							t.Errorf("policy saw %+v", in)
@@ -153,7 +153,7 @@ func TestOtherProtocols(t *testing.T) {
 					c, err := dial(t.Context(), "tcp", o.address())
 					must.OK(t, err)
 					defer c.Close()
-					_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+					_ = c.SetDeadline(time.Now().Add(patience))
 					in := bufio.NewReader(c)
 					carried := action == policy.Tunnel
 					if first == "server" && carried {
@@ -212,7 +212,7 @@ func TestTunnelWaitsForItsReader(t *testing.T) {
 	c, err := w.steer(t.Context(), "tcp", o.address())
 	must.OK(t, err)
 	defer c.Close()
-	io.WriteString(c, "\x00")
+	io.WriteString(c, "\x01")
 	grew := heap(func() {
 		if n := stalled(body.read.Load); n == 0 || n > buffered {
 			t.Errorf("%d bytes were taken for a client that does not read", n)

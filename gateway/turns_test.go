@@ -39,7 +39,7 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 		}
 	}
 	most := int64(16 * runtime.GOMAXPROCS(0))
-	for deadline := time.Now().Add(5 * time.Second); entered.Load() < most && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); entered.Load() < most && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	time.Sleep(300 * time.Millisecond) // more would have come
@@ -79,7 +79,7 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 	w.settled(t)
 	// Those that have ended with their connections leave their places by and by.
 	client, after := w.agent("h2", true, w.steer, false), 0
-	for deadline := time.Now().Add(10 * time.Second); after != 200 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); after != 200 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		resp, _ := get(t, client, o.url("https", "/"))
 		after = resp.StatusCode
 	}
@@ -126,7 +126,7 @@ func TestWaitingRequestsAreCounted(t *testing.T) {
 		defer c.Close()
 		id, err := c.open(true, o.request("/")...)
 		must.OK(t, err)
-		return c.waitFor(id, 500*time.Millisecond).status
+		return c.waitFor(id, 2*time.Second).status
 	}
 	// Some of a connection's requests begin only when it has ended, and count for nothing.
 	last := ""
@@ -146,7 +146,7 @@ func TestWaitingRequestsAreCounted(t *testing.T) {
 	w.settled(t)
 	// Those that have ended with their connections leave their places by and by.
 	client, after := w.agent("h2", true, w.steer, false), 0
-	for deadline := time.Now().Add(10 * time.Second); after != 200 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); after != 200 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		resp, _ := get(t, client, o.url("https", "/"))
 		after = resp.StatusCode
 	}

@@ -58,7 +58,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 	}
 	reach("a neighbour")
 	first := -1
-	for deadline := time.Now().Add(5 * time.Second); first < 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); first < 0 && time.Now().Before(deadline); {
 		select {
 		case first = <-gone:
 		case <-time.After(50 * time.Millisecond):
@@ -149,7 +149,7 @@ func TestNeighbourInAFlood(t *testing.T) {
 	for i := range 50 {
 		c, err := net.Dial("tcp", l.proxy.Addr().String())
 		must.OK(t, err)
-		c.SetDeadline(time.Now().Add(10 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		io.WriteString(c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
 			base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)

@@ -26,12 +26,12 @@ func deciding(t *testing.T, timeout time.Duration, rego string) *env {
 	must.OK(t, os.WriteFile(filepath.Join(dir, "team.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600))
 	doc := policy.Document{
 		Egress: []policy.EgressRule{{Name: "api", Destination: "api.example.test"}},
-		Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(timeout))},
+		Policy: policy.Source{Dir: dir},
 	}
 	if f := check.Run(t.Context(), doc); len(f) > 0 && f[0].Severity == finding.Error {
 		t.Fatal(f)
 	}
-	p, err := engine.Compile(t.Context(), doc, engine.Options{})
+	p, err := engine.Compile(t.Context(), doc, engine.Options{Timeout: timeout})
 	must.OK(t, err)
 	l := newEnv(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 	l.name("api.example.test")
@@ -55,11 +55,11 @@ func TestPolicyThatGoesWrong(t *testing.T) {
 		{"it loops", `deny contains "x" if {
 	input.request.path == "/bad"
 	` + long + `
-}`, "could not be evaluated", "no answer within the timeout of 20ms"},
+}`, "could not be evaluated", "no answer within the timeout of 1s"},
 		{"it counts without end", `deny contains "x" if {
 	input.request.path == "/bad"
 	count(numbers.range(1, 1000000000000)) == 7
-}`, "could not be evaluated", "no answer within the timeout of 20ms"},
+}`, "could not be evaluated", "no answer within the timeout of 1s"},
 		{"a rule has two outputs", `most := 1 if input.request.path == "/bad"
 
 most := 2 if input.request.method == "GET"
@@ -83,20 +83,19 @@ deny contains "x" if f(input.request.path) == 3`, "could not be evaluated", "eva
 		{"an approve is no text", `approve contains 7 if input.request.path == "/bad"`, "7", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := deciding(t, 20*time.Millisecond, tt.rego)
+			timeout := patience
+			if strings.HasPrefix(tt.detail, "no answer") {
+				timeout = time.Second
+			}
+			l := deciding(t, timeout, tt.rego)
 			client := l.client()
-			before := time.Now()
 			resp, body := get(t, client, "https://api.example.test/bad")
-			took := time.Since(before)
 			if resp.StatusCode != http.StatusForbidden || !strings.Contains(body, tt.says) && !strings.Contains(strings.ReplaceAll(body, `\"`, `"`), tt.says) {
 				t.Errorf("got %d %s, want 403 with %q", resp.StatusCode, body, tt.says)
 			}
 			id := resp.Header.Get("Sallyport-Decision")
 			if id == "" || !strings.Contains(body, id) {
 				t.Errorf("the answer does not name the decision %q: %s", id, body)
-			}
-			if took > 3*time.Second {
-				t.Errorf("it took %v", took)
 			}
 			e := l.await(1)[0]
 			s := e.Unmapped.Sallyport
@@ -117,7 +116,7 @@ deny contains "x" if f(input.request.path) == 3`, "could not be evaluated", "eva
 // its time about do not keep others waiting for their end.
 func TestPolicyThatIsSlowHoldsNobodyElse(t *testing.T) {
 	t.Parallel()
-	const timeout = time.Second
+	const timeout = 2 * time.Second
 	l := deciding(t, timeout, `deny contains "x" if {
 	input.request.path == "/bad"
 	`+long+`

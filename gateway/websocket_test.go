@@ -251,7 +251,7 @@ func (m *versionEnv) extend(t *testing.T, path, host string, header ...field) (*
 			return nil, resp, errRefused
 		}
 		return &socket{s, bufio.NewReader(s)}, resp, nil
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("no answer")
 		return nil, nil, nil
 	}
@@ -414,7 +414,7 @@ func TestWebSocketThatEnds(t *testing.T) {
 				t.Errorf("%d %q %v", kind, payload, err)
 			}
 			await(t, ended)
-			if _, _, err := s.receive(); err != io.EOF || time.Since(start) > time.Second {
+			if _, _, err := s.receive(); err != io.EOF || time.Since(start) > soon {
 				t.Errorf("the end: %v after %v", err, time.Since(start))
 			}
 		}
