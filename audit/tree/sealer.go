@@ -299,7 +299,9 @@ func (s *Sealer) lag(ctx context.Context, durable uint64) error {
 		if err != nil {
 			return err
 		}
-		s.ahead = l.Number
+		if s.ahead = l.Number; time.Since(s.looked) > s.o.Every { // the log may grow faster than it is read
+			break
+		}
 	}
 	return nil
 }
