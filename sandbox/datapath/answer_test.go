@@ -148,16 +148,20 @@ func TestAnswersAreBounded(t *testing.T) {
 	d := programs(t)
 	admit(t, d, alice, loopback)
 	const n = 2000
-	flood := func() (answers int) {
+	// dry is a moment at which there was not a whole answer left.
+	flood := func() (answers int, dry time.Time) {
 		for range n {
+			asked := time.Now()
 			if verdict, _ := turn(t, d, aliceQUIC()); verdict == redirect {
 				answers++
+			} else {
+				dry = asked
 			}
 		}
-		return answers
+		return answers, dry
 	}
 	began := time.Now()
-	got := flood()
+	got, dry := flood()
 	most := 100 + int(time.Since(began)/(10*time.Millisecond)) + 1
 	if got < 100 || got > most {
 		t.Errorf("got %d answers to %d datagrams, want 100 to %d", got, n, most)
@@ -174,15 +178,14 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 	admit(t, d, alice, loopback)
 	time.Sleep(200 * time.Millisecond)
-	began = time.Now()
-	got = flood()
-	if most := 20 + int(time.Since(began)/(10*time.Millisecond)) + 25; got < 20 || got > most {
-		t.Errorf("after 200 ms got %d answers, want 20 to %d", got, most)
+	got, _ = flood()
+	if most := int(time.Since(dry)/(10*time.Millisecond)) + 2; got < 20 || got > most {
+		t.Errorf("after 200 ms and more got %d answers, want 20 to %d", got, most)
 	}
 }
 
-// ask sends a datagram by a connected socket and says how that ended, and when.
-func (s *space) ask(to string, body []byte, options ...func(fd int) error) (took time.Duration, err error) {
+// ask sends a datagram by a connected socket and says how that ended.
+func (s *space) ask(wait time.Duration, to string, body []byte, options ...func(fd int) error) (err error) {
 	s.t.Helper()
 	s.do(func() error {
 		c, e := net.Dial("udp4", to)
@@ -200,22 +203,20 @@ func (s *space) ask(to string, body []byte, options ...func(fd int) error) (took
 				return e
 			}
 		}
-		began := time.Now()
 		if _, e := c.Write(body); e != nil {
 			return e
 		}
-		if e := c.SetReadDeadline(time.Now().Add(500 * time.Millisecond)); e != nil {
+		if e := c.SetReadDeadline(time.Now().Add(wait)); e != nil {
 			return e
 		}
 		_, err = c.Read(make([]byte, 64))
-		took = time.Since(began)
 		return nil
 	})
-	return took, err
+	return err
 }
 
-// Clients with connected sockets, which those of QUIC are, learn at once that
-// there is nobody, and the datagram is told of as a drop.
+// Clients with connected sockets, which those of QUIC are, learn that there is nobody,
+// and the datagram is told of as a drop.
 func TestRefusedDatagrams(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
@@ -250,9 +251,8 @@ func TestRefusedDatagrams(t *testing.T) {
 				body := append(make([]byte, test.size), markerStart+"datagram"+markerEnd...)[:test.size]
 				copy(body, markerStart+"datagram"+markerEnd)
 				before := counters(t, d)
-				took, err := l.alice.ask(test.to, body, test.options...)
-				if !errors.Is(err, unix.ECONNREFUSED) || took > 50*time.Millisecond {
-					t.Errorf("got %v after %v, want connection refused at once", err, took)
+				if err := l.alice.ask(patience, test.to, body, test.options...); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("got %v, want connection refused", err)
 				}
 				after := counters(t, d)
 				if n := after.Dropped[test.want].Packets - before.Dropped[test.want].Packets; n != 1 {
@@ -267,7 +267,7 @@ func TestRefusedDatagrams(t *testing.T) {
 					if checksum(frame[14:34]) != 0 || checksum(frame[34:]) != 0 {
 						t.Errorf("a wrong checksum in %x", frame)
 					}
-				case <-time.After(time.Second):
+				case <-time.After(patience):
 					t.Error("heard no ICMP message")
 				}
 				settle()
@@ -282,14 +282,14 @@ func TestRefusedDatagrams(t *testing.T) {
 			t.Errorf("told of %+v", got)
 		}
 	}
-	if _, err := l.alice.ask("10.231.255.255:9", nil, func(fd int) error {
+	if err := l.alice.ask(brief, "10.231.255.255:9", nil, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1)
 	}); !isTimeout(err) {
 		t.Errorf("a broadcast got %v, want silence", err)
 	}
 	must.OK(t, d.Detach(alice.Generation))
-	if took, err := l.alice.ask("198.51.100.2:443", nil); !isTimeout(err) {
-		t.Errorf("after Detach got %v after %v, want silence", err, took)
+	if err := l.alice.ask(brief, "198.51.100.2:443", nil); !isTimeout(err) {
+		t.Errorf("after Detach got %v, want silence", err)
 	}
 }
 

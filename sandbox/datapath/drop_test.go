@@ -20,7 +20,7 @@ func drops(t *testing.T, d *Datapath) (next func(Reason) Drop) {
 	t.Cleanup(func() { must.OK(t, <-ended) })
 	return func(want Reason) Drop {
 		t.Helper()
-		timeout := time.After(5 * time.Second)
+		timeout := time.After(patience)
 		for {
 			select {
 			case got := <-told:

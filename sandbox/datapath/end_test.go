@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,13 +27,13 @@ func TestEndFlows(t *testing.T) {
 		must.OK(t, err)
 		t.Cleanup(func() { abort(c) })
 		r := bufio.NewReader(c)
-		must.OK(t, greet(c, r))
+		must.OK(t, greet(patience, c, r))
 		conns[what] = c
 		return r
 	}
 	connect("the daemon's", func() (net.Conn, error) { return Dial(t.Context(), probed) })
 	connect("the daemon's that is closed", func() (net.Conn, error) { return Dial(t.Context(), probed) })
-	connect("root's", func() (net.Conn, error) { return net.DialTimeout("tcp4", probed.String(), 3*time.Second) })
+	connect("root's", func() (net.Conn, error) { return net.DialTimeout("tcp4", probed.String(), patience) })
 	host, err := net.Listen("tcp4", "127.0.0.1:0")
 	must.OK(t, err)
 	go echo(ending{host, t.Context()})
@@ -80,7 +79,7 @@ func TestEndFlows(t *testing.T) {
 	if len(leaked) > 0 {
 		t.Errorf("the next one got %q", <-leaked)
 	}
-	if err := greet(another, r); err != nil {
+	if err := greet(patience, another, r); err != nil {
 		t.Errorf("another connection: %v", err)
 	}
 }

@@ -275,7 +275,7 @@ func (l *lab) undo(t *testing.T) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
@@ -419,6 +419,13 @@ func (s *space) listen(want func(frame []byte) bool) <-chan []byte {
 	})
 	return heard
 }
+
+const (
+	// patience is for how long something is waited for that comes. Only failures take it.
+	patience = time.Minute
+	// brief is for how long something is waited for that is not to come.
+	brief = 700 * time.Millisecond
+)
 
 // settle gives frames time to arrive.
 func settle() { time.Sleep(250 * time.Millisecond) }

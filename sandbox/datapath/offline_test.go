@@ -99,10 +99,10 @@ func TestOfflineOnTheWire(t *testing.T) {
 		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 		return err
 	}
-	reached := func(to netip.AddrPort, from int) error {
+	reached := func(wait time.Duration, to netip.AddrPort, from int) error {
 		var err error
 		l.alice.do(func() error {
-			dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: from}, Control: reuse, Timeout: 300 * time.Millisecond}
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: from}, Control: reuse, Timeout: wait}
 			var c net.Conn
 			if c, err = dialer.Dial("tcp4", to.String()); err == nil {
 				c.Close()
@@ -115,7 +115,7 @@ func TestOfflineOnTheWire(t *testing.T) {
 		netip.AddrPortFrom(gateway, 80), netip.AddrPortFrom(outside, 443), netip.AddrPortFrom(bob.Address, 1023),
 	} {
 		for _, from := range []int{0, 1023} {
-			if err := reached(to, from); !silence(err) {
+			if err := reached(brief, to, from); !silence(err) {
 				t.Errorf("%v from port %d: got %v, want silence", to, from, err)
 			}
 		}
@@ -123,7 +123,7 @@ func TestOfflineOnTheWire(t *testing.T) {
 	// The same way is open when she is not offline.
 	l.aliceEnd.Offline = false
 	must.OK(t, d.Attach(l.aliceEnd))
-	if err := reached(netip.AddrPortFrom(gateway, 80), 1023); err != nil {
+	if err := reached(patience, netip.AddrPortFrom(gateway, 80), 1023); err != nil {
 		t.Errorf("online: %v", err)
 	}
 }

@@ -58,13 +58,13 @@ func (l ending) Accept() (net.Conn, error) {
 }
 
 // probe connects as a process of this host does, and greets until it is closed.
-func probe(to netip.AddrPort) (net.Conn, *bufio.Reader, error) {
-	c, err := net.DialTimeout("tcp4", to.String(), 700*time.Millisecond)
+func probe(wait time.Duration, to netip.AddrPort) (net.Conn, *bufio.Reader, error) {
+	c, err := net.DialTimeout("tcp4", to.String(), wait)
 	if err != nil {
 		return nil, nil, err
 	}
 	r := bufio.NewReader(c)
-	return c, r, greet(c, r)
+	return c, r, greet(wait, c, r)
 }
 
 // abort ends a connection that is cut off, or will be. The kernel would go on trying to say
@@ -74,8 +74,8 @@ func abort(c net.Conn) {
 	_ = c.Close()
 }
 
-func greet(c net.Conn, r *bufio.Reader) error {
-	c.SetDeadline(time.Now().Add(2 * time.Second))
+func greet(wait time.Duration, c net.Conn, r *bufio.Reader) error {
+	c.SetDeadline(time.Now().Add(wait))
 	fmt.Fprintln(c, "still there?")
 	for {
 		line, err := r.ReadString('\n')
@@ -92,7 +92,7 @@ func TestProbePorts(t *testing.T) {
 		t.Run(fmt.Sprintf("offline %v", offline), func(t *testing.T) {
 			l, d, probed, other := newProbed(t, offline)
 			before := dropped(t, d)
-			c, r, err := probe(probed)
+			c, r, err := probe(patience, probed)
 			if err != nil {
 				t.Fatalf("the probe port: %v", err)
 			}
@@ -104,14 +104,14 @@ func TestProbePorts(t *testing.T) {
 				t.Errorf("it counts as a connection of the sandbox's: %v, %v", flows, err)
 			}
 			// The end of a connection too: the sandbox's side of it ends after this one's.
-			short, _, err := probe(probed)
+			short, _, err := probe(patience, probed)
 			must.OK(t, err)
 			must.OK(t, short.Close())
 			settle()
 			if after := dropped(t, d); !cmp.Equal(before, after) {
 				t.Errorf("dropped at the end %v", cmp.Diff(before, after))
 			}
-			if _, _, err := probe(other); !silence(err) {
+			if _, _, err := probe(brief, other); !silence(err) {
 				t.Errorf("another port: got %v, want silence", err)
 			}
 			knocks := exec.Command("/proc/self/exe")
@@ -123,13 +123,13 @@ func TestProbePorts(t *testing.T) {
 			for who, s := range map[string]*space{"bob": l.bob, "the stranger": l.stranger, "outside": l.outside} {
 				refused(t, s, probed.String(), who)
 			}
-			elsewhere := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(198, 51, 100, 1)}, Timeout: 700 * time.Millisecond}
+			elsewhere := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(198, 51, 100, 1)}, Timeout: brief}
 			if _, err := elsewhere.Dial("tcp4", probed.String()); !silence(err) {
 				t.Errorf("from another address of the host: got %v, want silence", err)
 			}
 			if bridgeNetfilter(t) {
 				sysctl(t, "bridge/bridge-nf-call-iptables", "1")
-				if c, _, err := probe(probed); err != nil {
+				if c, _, err := probe(patience, probed); err != nil {
 					t.Errorf("through bridge netfilter: %v", err)
 				} else {
 					abort(c)
@@ -138,10 +138,10 @@ func TestProbePorts(t *testing.T) {
 			}
 
 			must.OK(t, d.Close())
-			if err := greet(c, r); err != nil {
+			if err := greet(patience, c, r); err != nil {
 				t.Errorf("an open connection without a process: %v", err)
 			}
-			if c, _, err := probe(probed); err != nil {
+			if c, _, err := probe(patience, probed); err != nil {
 				t.Errorf("without a process: %v", err)
 			} else {
 				abort(c)
@@ -153,7 +153,7 @@ func TestProbePorts(t *testing.T) {
 			if diff := cmp.Diff([]sandbox.Endpoint{l.aliceEnd, l.bobEnd}, sorted(t, d), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Error(diff)
 			}
-			if _, _, err := probe(other); !silence(err) {
+			if _, _, err := probe(brief, other); !silence(err) {
 				t.Errorf("another port of the next process's: got %v, want silence", err)
 			}
 			for got := next(HostProcess); got.Destination != other; got = next(HostProcess) {
@@ -163,19 +163,19 @@ func TestProbePorts(t *testing.T) {
 			}
 			l.aliceEnd.ProbePorts = sandbox.ProbePorts{servicePort + 1}
 			must.OK(t, d.Attach(l.aliceEnd))
-			if err := greet(c, r); !silence(err) {
+			if err := greet(brief, c, r); !silence(err) {
 				t.Errorf("an open connection to a port that is no longer one: got %v, want silence", err)
 			}
-			open, r, err := probe(other)
+			open, r, err := probe(patience, other)
 			must.OK(t, err)
 			defer abort(open)
 			must.OK(t, d.Detach(alice.Generation))
-			if err := greet(open, r); !silence(err) {
+			if err := greet(brief, open, r); !silence(err) {
 				t.Errorf("an open connection after Detach: got %v, want silence", err)
 			}
 			l.aliceEnd.ProbePorts = sandbox.ProbePorts{}
 			must.OK(t, d.Attach(l.aliceEnd))
-			if _, _, err := probe(other); !silence(err) {
+			if _, _, err := probe(brief, other); !silence(err) {
 				t.Errorf("after Detach: got %v, want silence", err)
 			}
 		})
@@ -300,10 +300,10 @@ func TestProbeIsNoFlow(t *testing.T) {
 		return sandbox.Connection{}
 	}
 	before := flow()
-	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: gateway.AsSlice(), Port: 30009}, Timeout: 3 * time.Second}
+	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: gateway.AsSlice(), Port: 30009}, Timeout: patience}
 	c, err := from.Dial("tcp4", serviceIn(t, l.alice, alice.Address).String())
 	must.OK(t, err)
-	must.OK(t, greet(c, bufio.NewReader(c)))
+	must.OK(t, greet(patience, c, bufio.NewReader(c)))
 	must.OK(t, c.Close())
 	if after := flow(); after != before {
 		t.Errorf("got %+v, before %+v", after, before)

@@ -34,7 +34,7 @@ func TestTakeover(t *testing.T) {
 	open, err := l.bob.dial("", "198.51.100.2:443")
 	must.OK(t, err)
 	defer open.Close()
-	open.SetDeadline(time.Now().Add(20 * time.Second))
+	open.SetDeadline(time.Now().Add(5 * patience))
 	r := bufio.NewReader(open)
 	_, err = r.ReadString('\n')
 	must.OK(t, err)

@@ -33,13 +33,13 @@ func TestSYNInTimeWait(t *testing.T) {
 			server, err := listener.Accept()
 			must.OK(t, err)
 			must.OK(t, server.Close())
-			c.SetDeadline(time.Now().Add(3 * time.Second))
+			c.SetDeadline(time.Now().Add(patience))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 				t.Fatal(err)
 			}
 		}},
 		"a probe": {servicePort, 9444, func(t *testing.T, l *lab, _ net.Listener) {
-			from := net.Dialer{Timeout: 3 * time.Second, LocalAddr: &net.TCPAddr{IP: gateway.AsSlice(), Port: 9444}, Control: func(_, _ string, c syscall.RawConn) error {
+			from := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: gateway.AsSlice(), Port: 9444}, Control: func(_, _ string, c syscall.RawConn) error {
 				return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
 			}}
 			c, err := from.Dial("tcp4", serviceIn(t, l.alice, alice.Address).String())

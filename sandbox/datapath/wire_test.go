@@ -20,8 +20,8 @@ type segment struct {
 }
 
 // replied waits for a segment that answers one from the port.
-func replied(replies <-chan []byte, port uint16, patience time.Duration) (segment, bool) {
-	timeout := time.After(patience)
+func replied(replies <-chan []byte, port uint16, wait time.Duration) (segment, bool) {
+	timeout := time.After(wait)
 	for {
 		select {
 		case f := <-replies:
@@ -66,11 +66,13 @@ func TestTricksOnTheWire(t *testing.T) {
 			if len(trick.frame) >= 36 {
 				port = binary.BigEndian.Uint16(trick.frame[tcpAt:])
 			}
-			patience := 40 * time.Millisecond // for nothing
+			wait := 40 * time.Millisecond // for nothing
 			if trick.reply != 0 {
-				patience = 5 * time.Second
+				wait = patience
+			} else if trick.want != Unknown {
+				eventually(t, "it is dropped", func() bool { return dropped(t, d)[trick.want].Packets > before[trick.want].Packets })
 			}
-			got, ok := replied(replies, port, patience)
+			got, ok := replied(replies, port, wait)
 			if got.flags != trick.reply || ok != (trick.reply != 0) {
 				t.Errorf("got reply %06b, want %06b: %s", got.flags, trick.reply, trick.why)
 			}
@@ -100,7 +102,7 @@ func TestTricksOnTheWire(t *testing.T) {
 		c.Close()
 	}
 	// The packets in between have left no trace: a connection can be made.
-	must.OK(t, listener.SetDeadline(time.Now().Add(5*time.Second)))
+	must.OK(t, listener.SetDeadline(time.Now().Add(patience)))
 	c, err := l.alice.dial("", "198.51.100.2:443")
 	must.OK(t, err)
 	defer c.Close()
