@@ -82,10 +82,10 @@ func TestReaps(t *testing.T) {
 	s := start(t)
 	// Orphans of every order: each one's parent is gone when it ends.
 	s.sh(t, "for i in 1 2 3 4 5 6 7 8 9; do (setsid sh -c 'sleep 0.1' & ) ; done >/dev/null 2>&1")
-	time.Sleep(500 * time.Millisecond)
-	if got := s.sh(t, "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l"); got != "0" {
-		t.Errorf("%s processes wait to be reaped", got)
-	}
+	must.Soon(t, "the end of all of them, and of each one's entry", func() bool {
+		return s.sh(t, "cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$' || :") == "0" &&
+			s.sh(t, "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l") == "0"
+	})
 }
 
 // Signals that mean nothing to the agent do not end it, and are ignored neither
@@ -122,14 +122,18 @@ func TestTerminates(t *testing.T) {
 		"alone":            {"true", true},
 		"willing":          {"setsid sleep 600 >/dev/null 2>&1 &", true},
 		"stopped process":  {"setsid sh -c 'kill -STOP $$; sleep 600' >/dev/null 2>&1 &", true},
-		"deaf to the wish": {"setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' >/dev/null 2>&1 &", false},
+		"deaf to the wish": {"setsid sh -c 'trap \"\" TERM; : >$READY; while :; do sleep 0.1; done' >/dev/null 2>&1 & until [ -e $READY ]; do sleep 0.01; done", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
-			s.sh(t, tt.script)
+			s.sh(t, tt.script, "READY="+filepath.Join(t.TempDir(), "ready"))
 			time.Sleep(200 * time.Millisecond)
 			s.cmd.Process.Signal(syscall.SIGTERM)
-			if got := s.ends(t, 2*time.Second); got != tt.ends {
+			limit := 2 * time.Second
+			if tt.ends {
+				limit = time.Minute
+			}
+			if got := s.ends(t, limit); got != tt.ends {
 				t.Errorf("ended: %t, want %t", got, tt.ends)
 			}
 		})

@@ -89,7 +89,7 @@ func TestRefuses(t *testing.T) {
 			conn, err := net.Dial("tcp4", at.String())
 			must.OK(t, err)
 			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			conn.SetDeadline(time.Now().Add(time.Minute))
 			challenge := make([]byte, wire.ChallengeSize)
 			if _, err := io.ReadFull(conn, challenge); err != nil {
 				t.Fatal(err)
@@ -123,12 +123,9 @@ func TestStrangersWait(t *testing.T) {
 	}
 	begin := time.Now()
 	for _, conn := range strangers {
-		conn.SetReadDeadline(begin.Add(10 * time.Second))
+		conn.SetReadDeadline(begin.Add(time.Minute))
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error("a stranger is still connected")
 		}
-	}
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("strangers were connected for %v", took)
 	}
 }

@@ -73,7 +73,7 @@ func TestRun(t *testing.T) {
 		"program in PATH":  {command: wire.Command{Args: []string{"tool"}, Env: map[string]string{"PATH": tool(t, "echo here")}}, out: "here\n"},
 		"terminal":         {command: wire.Command{Args: []string{"sh", "-c", "stty size; test -t 2 && echo tty >&2"}, TTY: &wire.Size{Rows: 30, Cols: 100}}, out: "30 100\r\ntty\r\n"},
 		"left behind":      {command: sh("sleep 1000 & echo done"), out: "done\n"},
-		"out of time":      {command: wire.Command{Args: []string{"sh", "-c", "echo begun; sleep 1000"}, Timeout: 200}, out: "begun\n", code: 124},
+		"out of time":      {command: wire.Command{Args: []string{"sh", "-c", "echo begun; sleep 1000"}, Timeout: 3000}, out: "begun\n", code: 124},
 		"deaf and late":    {command: wire.Command{Args: []string{"sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"}, Timeout: 100}, code: 124},
 		"all that it said": {command: sh("i=0; while [ $i -lt 5000 ]; do echo $i; i=$((i+1)); done | tail -n 1"), out: "4999\n"},
 	} {
@@ -83,7 +83,7 @@ func TestRun(t *testing.T) {
 			if tt.stdin != nil {
 				s.Stdin = strings.NewReader(*tt.stdin)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			tt.command.ID = uuid.NewString()
 			end, err := c.Run(ctx, tt.command, s)
@@ -385,7 +385,7 @@ func TestTerminal(t *testing.T) {
 				if strings.Contains(got, want) {
 					return
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("no %q", want)
 			}
 		}

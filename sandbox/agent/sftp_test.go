@@ -76,11 +76,7 @@ func (p *sftpTest) small(name string) bool {
 
 func (p *sftpTest) await(what string, f func() bool) {
 	p.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			p.t.Fatal("waited in vain for " + what)
-		}
-	}
+	must.Soon(p.t, what, f)
 }
 
 // over waits until no session goes on.

@@ -25,7 +25,7 @@ func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
 		// The kernel lets go of the other's file when nobody looks at its device any
 		// more, which who watches devices may do for a moment.
 		err := disk.Detach(host)
-		for range 50 {
+		for range 600 {
 			if !errors.Is(err, unix.EBUSY) {
 				break
 			}

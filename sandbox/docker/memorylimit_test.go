@@ -111,7 +111,7 @@ func TestHeadroom(t *testing.T) {
 	hold(160)
 	must.OK(t, os.RemoveAll(dir))
 	must.OK(t, r.RestoreMemoryLimit(t.Context(), id))
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		st, err := r.Status(t.Context(), id)
 		if err == nil && !st.Running {
 			break

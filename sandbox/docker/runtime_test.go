@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -147,9 +148,13 @@ func TestCreateCancelled(t *testing.T) {
 	}
 	// Long enough for an engine still at work on a request that was given up.
 	time.Sleep(500 * time.Millisecond)
-	if now, err := l.list(t.Context()); err != nil || len(now) != len(before) {
-		t.Errorf("left behind: %v of %v (%v)", now, before, err)
-	}
+	eventually(t, patience, func() error {
+		now, err := l.list(t.Context())
+		if err == nil && len(now) != len(before) {
+			err = fmt.Errorf("left behind: %v of %v", now, before)
+		}
+		return err
+	})
 }
 
 func TestUnknownSandbox(t *testing.T) {
@@ -199,7 +204,7 @@ func TestExec(t *testing.T) {
 			if tt.stdin != "" {
 				streams.Stdin = strings.NewReader(tt.stdin)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			code, err := l.exec(ctx, id, tt.command, streams)
 			must.OK(t, err)
@@ -228,9 +233,12 @@ func TestExecCancelled(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want DeadlineExceeded", err)
 	}
-	if got, _ := l.try(t, id, "pgrep -c -x sleep"); strings.TrimSpace(got) != "0" {
-		t.Errorf("%s processes live on", got)
-	}
+	eventually(t, patience, func() error {
+		if got, _ := l.try(t, id, "pgrep -c -x sleep"); strings.TrimSpace(got) != "0" {
+			return fmt.Errorf("%s processes live on", got)
+		}
+		return nil
+	})
 }
 
 func TestStopGrace(t *testing.T) {
@@ -241,8 +249,8 @@ func TestStopGrace(t *testing.T) {
 		min, max time.Duration
 		left     string
 	}{
-		"willing":  {"trap 'echo bye >/root/end; exit' TERM; touch /root/up; while :; do sleep 0.1; done", 20 * time.Second, 0, 8 * time.Second, "bye"},
-		"stubborn": {"trap '' TERM; touch /root/up; while :; do sleep 0.1; done", time.Second, 800 * time.Millisecond, 11 * time.Second, ""},
+		"willing":  {"trap 'echo bye >/root/end; exit' TERM; touch /root/up; while :; do sleep 0.1; done", 2 * time.Minute, 0, time.Minute, "bye"},
+		"stubborn": {"trap '' TERM; touch /root/up; while :; do sleep 0.1; done", time.Second, 800 * time.Millisecond, time.Minute, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := l.start(t, l.container(t, ""))
@@ -280,7 +288,7 @@ func TestExits(t *testing.T) {
 		if got != died {
 			t.Errorf("got %s, want %s", got, died)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("no exit was reported")
 	}
 	select {

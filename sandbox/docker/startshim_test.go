@@ -2,12 +2,13 @@ package docker
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
-	"time"
 
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
@@ -133,6 +134,22 @@ func TestGuardRefusedOnce(t *testing.T) {
 	}
 }
 
+// waits tells whether a process waits for the lock of a file: proc_locks(5) marks those that do.
+func waits(t *testing.T, f *os.File) bool {
+	t.Helper()
+	i, err := f.Stat()
+	must.OK(t, err)
+	inode := fmt.Sprintf(":%d ", i.Sys().(*syscall.Stat_t).Ino)
+	locks, err := os.ReadFile("/proc/locks")
+	must.OK(t, err)
+	for line := range strings.Lines(string(locks)) {
+		if strings.Contains(line, " -> ") && strings.Contains(line, inode) {
+			return true
+		}
+	}
+	return false
+}
+
 // TestGuardComesLate: one that waited for a note that nobody stands by any more begins
 // nothing, and takes nothing back of what the next has begun.
 func TestGuardComesLate(t *testing.T) {
@@ -142,14 +159,14 @@ func TestGuardComesLate(t *testing.T) {
 	defer old.close()
 	late := g.start()
 	must.OK(t, late.Start())
-	time.Sleep(300 * time.Millisecond) // it waits
+	must.Soon(t, "the late one to wait", func() bool { return waits(t, old.f) })
 	next, err := newHandshake(g.note())
 	must.OK(t, err)
 	defer next.close()
 	must.OK(t, next.publish(g.image))
 	begins := g.start()
 	must.OK(t, begins.Start())
-	time.Sleep(300 * time.Millisecond) // it has begun
+	must.Soon(t, "the other one to begin", func() bool { return g.verbs() == "restore" })
 	old.unlock()
 	if err := late.Wait(); err == nil {
 		t.Error("the late one has begun")

@@ -162,7 +162,7 @@ func TestHostileFiles(t *testing.T) {
 				} else if strings.ContainsAny(err.Error(), "\x1b\a") {
 					t.Errorf("%s: the error is not escaped: %q", what, err)
 				}
-				if took := time.Since(begin); took > 3*time.Second {
+				if took := time.Since(begin); took > time.Minute {
 					t.Errorf("%s took %v", what, took)
 				}
 				if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {

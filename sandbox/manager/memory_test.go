@@ -123,7 +123,7 @@ func TestRoomIsShared(t *testing.T) {
 				over.Go(func() { errs[i] = write(b, ctx, fmt.Sprint("a", i)) })
 			}
 			must.Soon(t, "the owner's share is taken", func() bool { return in() >= fit })
-			other, cancel := context.WithTimeout(other, 10*time.Second)
+			other, cancel := context.WithTimeout(other, time.Minute)
 			defer cancel()
 			if i, err := b.Wake(other, "b"); err != nil || i.State != sandbox.Running {
 				t.Errorf("another owner's sandbox: %v, %v", i.State, err)

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"sallyport/internal/test/must"
 	"sallyport/sandbox"
@@ -194,11 +193,7 @@ func TestFill(t *testing.T) {
 	go func() { ended <- m.FillPool(ctx) }()
 	full := func() {
 		t.Helper()
-		for deadline := time.Now().Add(5 * time.Second); m.poolSize() != 2; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%d in the pool", m.poolSize())
-			}
-		}
+		must.Soon(t, "two in the pool", func() bool { return m.poolSize() == 2 })
 	}
 	full()
 	var g sync.WaitGroup

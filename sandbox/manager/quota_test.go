@@ -125,7 +125,7 @@ func TestStorageIsBookedOnce(t *testing.T) {
 		b.owned(t, tenant, name)
 		s.used[name] = 10 << 20 // memory for two more
 	}
-	var made atomic.Int32
+	var made, refused atomic.Int32
 	var all sync.WaitGroup
 	begun := make(chan struct{})
 	b.h.writing = func() { <-begun }
@@ -136,12 +136,12 @@ func TestStorageIsBookedOnce(t *testing.T) {
 				made.Add(1)
 				<-begun
 				done()
-			} else if !errors.Is(err, sandbox.ErrStorageQuota) {
+			} else if refused.Add(1); !errors.Is(err, sandbox.ErrStorageQuota) {
 				t.Error(err)
 			}
 		})
 	}
-	time.Sleep(50 * time.Millisecond)
+	must.Soon(t, "an answer to each", func() bool { return made.Load()+refused.Load() == 4 })
 	close(begun)
 	all.Wait()
 	if made.Load() != 2 {

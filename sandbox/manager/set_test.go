@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -195,7 +196,9 @@ func TestEphemeral(t *testing.T) {
 }
 
 // A sandbox is stopped when its lifetime ends, and starts again only with more.
-func TestLifetime(t *testing.T) {
+func TestLifetime(t *testing.T) { synctest.Test(t, testLifetime) }
+
+func testLifetime(t *testing.T) {
 	h := newFaultHost()
 	m := open(t, h, t.TempDir())
 	for name, spec := range map[string]sandbox.Spec{"a": {Lifetime: sandbox.Duration(time.Second)}, "b": {Lifetime: sandbox.Duration(time.Second), Ephemeral: true}, "c": {}} {
