@@ -231,7 +231,7 @@ func expect(t *testing.T, out <-chan string, want ...string) {
 			if got != w {
 				t.Fatalf("got %q, want %q", got, w)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("waited in vain for %q", w)
 		}
 	}
@@ -362,7 +362,7 @@ func TestFollowFaults(t *testing.T) {
 				select {
 				case m := <-out:
 					got = append(got, m)
-				case <-time.After(5 * time.Second):
+				case <-time.After(time.Minute):
 					t.Fatalf("got %q only", got)
 				}
 			}

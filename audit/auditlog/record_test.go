@@ -79,7 +79,7 @@ func TestPairFollows(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for r, err := range auditlog.Pair(ctx, dir, auditlog.Query{Follow: true}, 300*time.Millisecond) {
+		for r, err := range auditlog.Pair(ctx, dir, auditlog.Query{Follow: true}, 2*time.Second) {
 			if err != nil {
 				out <- "! " + err.Error()
 				continue
@@ -116,7 +116,7 @@ func TestPairStops(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("Pair did not stop")
 	}
 }

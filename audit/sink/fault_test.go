@@ -263,7 +263,7 @@ func (l *trail) complete() (copies int) {
 	got := map[string]int{}
 	lost := len(want)
 	// A real server has received what it has not written yet.
-	for deadline := time.Now().Add(20 * time.Second); lost > 0 && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); lost > 0 && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		clear(got)
 		copies = 0
 		for _, line := range l.receiver.read(l.t) {

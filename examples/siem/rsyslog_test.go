@@ -139,7 +139,7 @@ func startRsyslog(t *testing.T, program func(...string) *exec.Cmd, dir string, c
 func await(t *testing.T, path string, size int) string {
 	t.Helper()
 	var b []byte
-	for end := time.Now().Add(20 * time.Second); len(b) < size && time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Minute); len(b) < size && time.Now().Before(end); {
 		time.Sleep(20 * time.Millisecond)
 		b, _ = os.ReadFile(path)
 	}
@@ -154,7 +154,7 @@ func send(t *testing.T, log, dir string, c sink.Config) {
 		must.OK(t, err)
 		last = e.Number
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	set := sink.NewSet(sink.Options{
 		Log: log, Dir: filepath.Join(dir, "sinks"), Dead: filepath.Join(dir, "dead"), Logger: slog.New(slog.DiscardHandler),

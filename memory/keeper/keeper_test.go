@@ -221,16 +221,11 @@ func TestRecordedSoon(t *testing.T) {
 	r := newRig(t)
 	r.writes("memories/a.md", "one\n")
 	r.Changed(t.Context(), r.o, memory.Cause{Operation: memory.ByCommand, Command: "tee"})
-	for range 1000 {
+	must.Soon(t, "a record", func() bool {
 		r.mu.Lock()
-		n := len(r.records)
-		r.mu.Unlock()
-		if n > 0 {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Error("nothing was recorded")
+		defer r.mu.Unlock()
+		return len(r.records) > 0
+	})
 }
 
 // A summary of what is not trusted is not trusted either.
