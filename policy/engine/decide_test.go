@@ -417,7 +417,7 @@ deny contains "never" if {
 	if d.Action != policy.Deny || !errors.Is(d.Err, engine.ErrUndecided) {
 		t.Errorf("got %+v, want deny with ErrUndecided", d)
 	}
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("took %v", took)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -109,7 +109,7 @@ func TestRegoThatIsHungry(t *testing.T) {
 			if d.Action != policy.Deny || d.Err == nil {
 				t.Errorf("got %+v", d)
 			}
-			if took > 5*time.Second || after.TotalAlloc-before.TotalAlloc > 256<<20 {
+			if took > time.Minute || after.TotalAlloc-before.TotalAlloc > 256<<20 {
 				t.Errorf("it took %v and %d MiB: %v", took, (after.TotalAlloc-before.TotalAlloc)>>20, d.Err)
 			}
 		})
