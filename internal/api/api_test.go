@@ -269,7 +269,7 @@ func TestExec(t *testing.T) {
 		{"input that nobody reads", large, "exit 3", "", "", 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var stdout, stderr bytes.Buffer
 			code, err := c.Exec(ctx, "box", sandbox.CommandSpec{Args: []string{"sh", "-c", tt.script}},

@@ -93,7 +93,7 @@ func TestNobodyIsAnOperator(t *testing.T) {
 func TestWatch(t *testing.T) {
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
 	c := client.Unix(addr.String())
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	enough := errors.New("enough")
 	var seen []int

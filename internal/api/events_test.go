@@ -44,7 +44,7 @@ func TestEvents(t *testing.T) {
 	enough := errors.New("enough")
 	read := func(c *client.Client, after uint64, n int) (all []string, last uint64) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err := c.Events(ctx, after, func(e client.Event) error {
 			all, last = slices.Concat(all, []string{e.Type + " " + e.Subject}), e.Position

@@ -57,13 +57,11 @@ func TestWatchdogStarves(t *testing.T) {
 		return string(buf[:n])
 	}
 	for range 3 {
-		if got := told(10 * time.Second); got != "WATCHDOG=1" {
+		if got := told(time.Minute); got != "WATCHDOG=1" {
 			t.Fatalf("systemd was told %q", got)
 		}
 	}
 	stuck.Store(true)
-	told(200 * time.Millisecond) // what was asked before
-	if got := told(700 * time.Millisecond); got != "" {
-		t.Errorf("a daemon that does not answer told %q", got)
-	}
+	// Answers to earlier questions may still come. A watchdog that goes on tells each 100 ms.
+	must.Soon(t, "silence of a daemon that does not answer", func() bool { return told(700*time.Millisecond) == "" })
 }

@@ -112,7 +112,7 @@ func (s *scene) started(name string, spec Spec) ending {
 	p, err := Start(spec)
 	_ = w.Close()
 	must.OK(s.t, err)
-	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+	defer time.AfterFunc(2*time.Minute, p.Kill).Stop()
 	said, _ := io.ReadAll(r)
 	return end(p.Wait(), string(said))
 }
@@ -216,7 +216,7 @@ func TestFileSize(t *testing.T) {
 		Files: []*os.File{f}, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
 	})
 	must.OK(t, err)
-	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+	defer time.AfterFunc(2*time.Minute, p.Kill).Stop()
 	if got := end(p.Wait(), ""); got.code == exitDone || got.code == exitBroken {
 		t.Errorf("it ended with %s", got)
 	}
@@ -240,7 +240,7 @@ func TestRoom(t *testing.T) {
 		Files: []*os.File{f}, Stderr: os.Stderr, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
 	})
 	must.OK(t, err)
-	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+	defer time.AfterFunc(2*time.Minute, p.Kill).Stop()
 	if got := end(p.Wait(), ""); got.code != exitRefused {
 		t.Errorf("it ended with %s", got)
 	}
@@ -262,7 +262,7 @@ func TestMemory(t *testing.T) {
 			Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, Memory: most,
 		})
 		must.OK(t, err)
-		defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+		defer time.AfterFunc(2*time.Minute, p.Kill).Stop()
 		if got := end(p.Wait(), ""); got.code == exitBroken || (got.code == exitDone) != (most > 2*memory) {
 			t.Errorf("with %d bytes it ended with %s", most, got)
 		}
@@ -274,7 +274,7 @@ func TestMemory(t *testing.T) {
 	must.OK(t, err)
 	defer func() { p.Kill(); _ = p.Wait() }()
 	got := ""
-	for deadline := time.Now().Add(10 * time.Second); got != "1000" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); got != "1000" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID()))
 		got = strings.TrimSpace(string(text))
 	}
@@ -377,7 +377,7 @@ func TestOrphan(t *testing.T) {
 	}
 	_ = c.Process.Kill()
 	_ = c.Wait()
-	for deadline := time.Now().Add(10 * time.Second); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
 		if raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); strings.Contains(string(raw), ") Z ") {
 			break // nobody here waits for orphans
 		}

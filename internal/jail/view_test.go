@@ -2,11 +2,11 @@ package jail
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"sallyport/internal/test/must"
 )
@@ -36,11 +36,7 @@ func TestView(t *testing.T) {
 	go v.Watch(ctx)
 	await := func(want string) {
 		t.Helper()
-		for deadline := time.Now().Add(5 * refreshEvery); shown() != want; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("it shows %q, want %q", shown(), want)
-			}
-		}
+		must.Soon(t, fmt.Sprintf("it to show %q", want), func() bool { return shown() == want })
 	}
 	put("one secret")
 	await("one ")

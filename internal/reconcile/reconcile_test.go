@@ -234,7 +234,7 @@ func TestSwallowedConnection(t *testing.T) {
 		if _, err := io.WriteString(c, "hello"); err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(10 * time.Second))
+		c.SetDeadline(time.Now().Add(time.Minute))
 		if _, err := io.ReadFull(c, make([]byte, 5)); err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +302,7 @@ func (s *space) dial(to string) (c net.Conn) {
 		runtime.LockOSThread()
 		err := netns.Set(s.ns)
 		if err == nil {
-			c, err = (&net.Dialer{Timeout: 10 * time.Second}).Dial("tcp4", to)
+			c, err = (&net.Dialer{Timeout: time.Minute}).Dial("tcp4", to)
 		}
 		made <- err
 	}()

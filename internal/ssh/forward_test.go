@@ -144,11 +144,14 @@ func TestForwardBreaksOff(t *testing.T) {
 		if rest, err := io.ReadAll(to); len(rest) > 0 || err != nil {
 			t.Errorf("%s: %q, %v", tt.what, rest, err)
 		}
-		is := false
+		is, wait := false, 500*time.Millisecond
+		if tt.closed {
+			wait = time.Minute
+		}
 		select {
 		case <-closed:
 			is = true
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(wait):
 		}
 		if is != tt.closed {
 			t.Errorf("%s: the channel is closed: %v", tt.what, is)

@@ -163,7 +163,7 @@ func (w *ward) crash() {
 // await waits until an event has happened so often.
 func (w *ward) await(event string, often int) {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
 		n := 0
 		for _, e := range w.events {

@@ -204,7 +204,7 @@ func uses(command, file, config string) bool {
 // Again is for how long a command that only looks is run again until it shows what
 // it should: what is under way may take its time, as for who reads the document.
 const (
-	again = 20 * time.Second
+	again = time.Minute
 	pause = 100 * time.Millisecond
 )
 

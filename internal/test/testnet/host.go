@@ -149,7 +149,7 @@ func (h *Host) build() error {
 
 // ready is how long the kernel may take to notice that a cable is plugged in;
 // until then it has no IPv6 routes.
-const ready = 5 * time.Second
+const ready = time.Minute
 
 func carrier(l netlink.Link) error {
 	for deadline := time.Now().Add(ready); ; time.Sleep(time.Millisecond) {

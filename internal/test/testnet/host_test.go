@@ -60,7 +60,7 @@ func TestListen(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := net.DialTimeout("tcp", tt.address, 2*time.Second)
+			c, err := net.DialTimeout("tcp", tt.address, time.Minute)
 			must.OK(t, err)
 			defer c.Close()
 			got, err := io.ReadAll(c)
