@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -43,12 +44,16 @@ func testBackground(t *testing.T, r *rig) {
 	r.kill(syscall.SIGKILL)
 	time.Sleep(500 * time.Millisecond)
 	r.up()
-	rest := r.ok("sandbox", "output", "agent", id, "--from", fmt.Sprint(len(had)))
+	var rest string
+	r.await("more lines", func() bool {
+		rest = r.ok("sandbox", "output", "agent", id, "--from", fmt.Sprint(len(had)))
+		return strings.Count(rest, "\n") >= 5
+	})
 	var lines []string
 	for i := 1; i < 1+strings.Count(had+rest, "\n"); i++ {
 		lines = append(lines, fmt.Sprintf("tick %d\n", i))
 	}
-	if whole := strings.Join(lines, ""); had+rest != whole || len(lines) < strings.Count(had, "\n")+5 {
+	if whole := strings.Join(lines, ""); had+rest != whole {
 		t.Errorf("before and after a restart: %q and %q", had, rest)
 	}
 	if list := r.ok("sandbox", "commands", "agent"); !strings.Contains(list, id+"  running") {
@@ -161,6 +166,7 @@ def knock(host):
         s.connect((host, 1023))
     except OSError as e:
         return "no way"
+    s.settimeout(60)
     try:
         got = b""
         while len(got) < 32:
@@ -208,18 +214,17 @@ func testStrangers(t *testing.T, r *rig) {
 	knocking.Wait()
 	// A signature of the daemon's for one sandbox opens no other, also not to one that has a
 	// live challenge of the other's; see package agent's tests for each part of a proof.
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	conn, err := datapath.Dial(ctx, netip.AddrPortFrom(addr(t, mine), wire.Port))
 	must.OK(t, err)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn.SetDeadline(time.Now().Add(time.Minute))
 	if n, err := io.ReadFull(conn, make([]byte, wire.ChallengeSize)); err != nil {
 		t.Fatalf("%d bytes of a challenge: %v", n, err)
 	}
-	begin := time.Now()
-	if _, err := conn.Read(make([]byte, 1)); err == nil || time.Since(begin) > 5*time.Second {
-		t.Errorf("who says nothing is kept: %v after %v", err, time.Since(begin))
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("who says nothing is kept: %v", err)
 	}
 	// The key is nowhere but sealed.
 	data, err := os.ReadFile(filepath.Join(r.dir, "data/agent.key"))
@@ -295,7 +300,7 @@ except OSError: pass
 	}
 	begin := time.Now()
 	r.ok("run", "agent", "--", "true")
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := time.Since(begin); took > calmWait {
 		t.Errorf("another sandbox's command took %v", took)
 	}
 	r.ok("sandbox", "stop", "other")

@@ -130,7 +130,7 @@ func TestEchoIsScrubbed(t *testing.T) {
 			hows, between := []string{"", "--http1.0 --no-alpn ", "-H 'Accept-Encoding: gzip' ", "-r 3- "}, "\n-- "+rand.Text()+"\n"
 			var shell string
 			for _, how := range hows {
-				shell += "curl -sS -i -m 20 " + how + "https://api.example.test" + path + " 2>&1; printf %s '" + between + "'; "
+				shell += "curl -sS -i -m 60 " + how + "https://api.example.test" + path + " 2>&1; printf %s '" + between + "'; "
 			}
 			res := r.inside("agent", shell)
 			answers := strings.Split(res.stdout, between)

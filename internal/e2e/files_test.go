@@ -210,7 +210,7 @@ func testWatchInside(t *testing.T, r *rig) {
 	got := ""
 	await := func(want string) {
 		t.Helper()
-		for deadline := time.After(20 * time.Second); !strings.Contains(got, want); {
+		for deadline := time.After(time.Minute); !strings.Contains(got, want); {
 			select {
 			case more := <-lines:
 				got += more
@@ -220,8 +220,10 @@ func testWatchInside(t *testing.T, r *rig) {
 		}
 	}
 	await("ready")
-	r.inside("agent", "mkdir -p /tmp/w/x && echo 1 >/tmp/w/x/f && rm /tmp/w/x/f")
+	r.inside("agent", "mkdir -p /tmp/w/x")
 	await("created   w/\n")
+	await("created   w/x/\n") // then it is watched too
+	r.inside("agent", "echo 1 >/tmp/w/x/f && rm /tmp/w/x/f")
 	await("w/x/f\n")
 	await("removed   w/x/f\n")
 }

@@ -22,7 +22,7 @@ const thinker = `cat >/tmp/c.py <<'EOF'
 import http.client, os, random, secrets, socket, ssl, threading, time
 token = secrets.token_hex(8); ballast = os.urandom(1 << 20) * BALLAST
 held = open("/root/held", "w+"); count = 0
-kept = http.client.HTTPSConnection("shared.example.test", timeout=5)
+kept = http.client.HTTPSConnection("shared.example.test", timeout=30)
 kept.request("GET", "/"); kept.getresponse().read()
 def fetch(c):
     try:

@@ -46,7 +46,7 @@ func TestGatewayOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			defer r.within(t)()
-			args := append([]string{"-sS", "-i", "-m", "20", "--proxy", c.proxy, "--cacert", filepath.Join(r.dir, c.root)}, c.args...)
+			args := append([]string{"-sS", "-i", "-m", "60", "--proxy", c.proxy, "--cacert", filepath.Join(r.dir, c.root)}, c.args...)
 			res := curl(t, append(args, c.url)...)
 			if res.code != c.code || !strings.Contains(res.stdout+res.stderr, c.want) {
 				t.Fatalf("got %s, want exit %d and %q", res, c.code, c.want)
@@ -64,7 +64,7 @@ func TestGatewayOnly(t *testing.T) {
 	t.Run("a client that was removed", func(t *testing.T) {
 		defer r.within(t)()
 		r.ok("client", "rm", "another")
-		res := curl(t, "-sS", "-m", "20", "--proxy", "http://another:"+another+"@127.0.0.1:3128", "https://api.example.test/v1")
+		res := curl(t, "-sS", "-m", "60", "--proxy", "http://another:"+another+"@127.0.0.1:3128", "https://api.example.test/v1")
 		if res.code != 56 || !strings.Contains(res.stderr, "407") {
 			t.Errorf("got %s, want a 407", res)
 		}
@@ -73,7 +73,7 @@ func TestGatewayOnly(t *testing.T) {
 		defer r.within(t)()
 		r.kill(9)
 		r.up()
-		res := curl(t, "-sS", "-m", "20", "--proxy", "http://platform:"+token+"@127.0.0.1:3128", "--cacert", filepath.Join(r.dir, "platform.pem"), "https://api.example.test/v1")
+		res := curl(t, "-sS", "-m", "60", "--proxy", "http://platform:"+token+"@127.0.0.1:3128", "--cacert", filepath.Join(r.dir, "platform.pem"), "https://api.example.test/v1")
 		if !strings.Contains(res.stdout, saw) {
 			t.Errorf("got %s, want %q", res, saw)
 		}

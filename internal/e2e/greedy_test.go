@@ -14,7 +14,7 @@ import (
 
 // calmWait bounds what a command in a neighbour may take while another sandbox takes
 // all that it gets, on processors that are shared with other tests.
-const calmWait = 20 * time.Second
+const calmWait = time.Minute
 
 // watch uses a sandbox, its network and the daemon again and again until the
 // function is called, which checks that each went well.
@@ -25,7 +25,7 @@ func (r *rig) watch(t *testing.T, name string) (stop func()) {
 		defer close(done)
 		for {
 			began := time.Now()
-			res, err := r.daemon.Run("", "run", name, "--", "sh", "-c", "echo here > /root/g && curl -sS --max-time 20 https://api.example.test/v1/models")
+			res, err := r.daemon.Run("", "run", name, "--", "sh", "-c", "echo here > /root/g && curl -sS --max-time 60 https://api.example.test/v1/models")
 			if err != nil || res.Code != 0 || !strings.Contains(res.Stdout, `"saw_key":true`) {
 				t.Errorf("meanwhile the neighbour fails: %s, %v", res, err)
 			}

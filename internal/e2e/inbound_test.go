@@ -216,7 +216,7 @@ func testInboundSocket(t *testing.T, at, token string) {
 	for origin, want := range map[string]int{"http://" + u.Host: 101, "http://" + strings.Replace(u.Host, "8001--", "8000--", 1): 403} {
 		c, err := net.Dial("tcp", "127.0.0.1:7080")
 		must.OK(t, err)
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: %s\r\nCookie: sallyport-exposure=%s\r\n\r\n", u.Host, origin, token)
 		in := bufio.NewReader(c)
 		resp, err := http.ReadResponse(in, nil)

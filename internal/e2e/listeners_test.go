@@ -59,7 +59,7 @@ inbound: {listen: "127.0.0.1:7080"}
 	for _, at := range listeners {
 		var held []net.Conn
 		for range idleEach {
-			c, err := net.DialTimeout("tcp", at, 5*time.Second)
+			c, err := net.DialTimeout("tcp", at, time.Minute)
 			if err != nil {
 				t.Fatalf("%s: connection %d: %v", at, len(held), err)
 			}
@@ -103,7 +103,7 @@ func served(t *testing.T, r *rig, alice *operator, during string) {
 		t.Errorf("with idle connections to %s: SSH: %s", during, res)
 	}
 	for url, want := range map[string]int{"http://127.0.0.1:3128/": 400, "http://127.0.0.1:7080/": 421, "https://127.0.0.1:8443/v1/status": 401} {
-		res := curl(t, "-sk", "-o", "/dev/null", "-w", "%{http_code}", "-m", "20", url)
+		res := curl(t, "-sk", "-o", "/dev/null", "-w", "%{http_code}", "-m", "60", url)
 		if res.stdout != strconv.Itoa(want) && res.stdout != "407" {
 			t.Errorf("with idle connections to %s: %s: %s", during, url, res)
 		}
@@ -116,7 +116,7 @@ func metricsUnder(t *testing.T, host string) int {
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:9464/metrics", nil)
 	must.OK(t, err)
 	req.Host, req.Close = host, true
-	client := http.Client{Timeout: 20 * time.Second}
+	client := http.Client{Timeout: time.Minute}
 	resp, err := client.Do(req)
 	if err != nil {
 		t.Errorf("metrics: %v", err)

@@ -441,7 +441,7 @@ func TestRevoke(t *testing.T) {
 	if res := r.feed(string(program), "run", "agent", "--", "sh", "-c", "cat > /usr/local/bin/client && chmod +x /usr/local/bin/client"); res.code != 0 {
 		t.Fatal(res)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	listen := func(path string) (lines <-chan string) {
 		c := r.daemon.Command(ctx, "run", "agent", "--", "client", "-websocket", "https://api.example.test/"+path)
@@ -467,7 +467,7 @@ func TestRevoke(t *testing.T) {
 			if l != "tick" {
 				t.Fatalf("%q", l)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatalf("no tick\n%s", r.logged())
 		}
 	}
@@ -482,7 +482,7 @@ func TestRevoke(t *testing.T) {
 		t.Fatalf("it ended with %q", last)
 	}
 	began := r.state().Policy.Loaded
-	if took := at.Sub(began); took > time.Second {
+	if took := at.Sub(began); took > busy { // a second, where nothing else runs
 		t.Errorf("it took %v", took)
 	} else {
 		t.Logf("it took %v from the swap", took)

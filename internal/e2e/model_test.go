@@ -201,7 +201,7 @@ func TestModel(t *testing.T) {
 		}
 	}
 	events := r.history()
-	if err := model.Check(calls, events, modelPids, time.Minute); err != nil {
+	if err := model.Check(calls, events, modelPids, 5*time.Minute); err != nil {
 		t.Errorf("%v\n%s", err, r.logged())
 	}
 	// A few sleep, so that what sleeps is compared as well.

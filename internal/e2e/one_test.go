@@ -9,7 +9,7 @@ func TestOneDaemon(t *testing.T) {
 	r.up()
 	r.setKey()
 	r.parts(t,
-		part{"a reload tells", testReloadTells}, // while the log is short
+		part{"a reload tells", testReloadTells},
 		part{"inside", testInside},
 		part{"a shared kernel", testSharedKernel},
 		part{"user", testUser},

@@ -30,7 +30,7 @@ func TestMemoryAtRest(t *testing.T) {
 	}
 	var m env.Memory
 	var err error
-	for range 20 { // they come to rest within seconds
+	for range 60 { // they come to rest within seconds
 		time.Sleep(time.Second)
 		if m, err = env.MemoryOf(r.daemon.PID(), r.gatewayPID()); err != nil {
 			t.Fatal(err)

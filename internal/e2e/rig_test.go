@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
 	"sallyport/internal/supervise"
 	"sallyport/internal/test/env"
@@ -184,12 +183,7 @@ func (r *rig) gateway() supervise.Status {
 func (r *rig) kill(s syscall.Signal) {
 	r.t.Helper()
 	must.OK(r.t, r.daemon.Signal(s))
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if syscall.Kill(r.daemon.PID(), 0) != nil {
-			return
-		}
-	}
-	r.t.Fatalf("the daemon is still there after signal %v", s)
+	must.Soon(r.t, fmt.Sprintf("the daemon's end after signal %v", s), func() bool { return syscall.Kill(r.daemon.PID(), 0) != nil })
 }
 
 // down stops everything that the rig started.
@@ -203,7 +197,16 @@ func (r *rig) down() {
 	}
 }
 
+// logged is the end of what the daemon has logged.
 func (r *rig) logged() string { return r.daemon.Log() }
+
+// whole is all of it.
+func (r *rig) whole() string {
+	r.t.Helper()
+	text, err := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
+	must.OK(r.t, err)
+	return string(text)
+}
 
 // result is what a command printed and how it ended.
 type result struct {

@@ -148,11 +148,11 @@ func testSleepCycles(t *testing.T, r *rig) {
 			if left := r.needles(t); len(left) > 0 {
 				t.Errorf("memory in the clear: %v", left)
 			}
-			for _, p := range processes() {
-				if strings.Contains(p.cmdline, "runsc") && strings.Contains(p.cmdline, r.dir) {
-					t.Errorf("a hibernated sandbox has a process: %q", p.cmdline)
-				}
-			}
+			r.await("the end of its last process", func() bool {
+				return !slices.ContainsFunc(processes(), func(p process) bool {
+					return strings.Contains(p.cmdline, "runsc") && strings.Contains(p.cmdline, r.dir)
+				})
+			})
 		}
 		timed(&wake, c.Wake, sandbox.Running)
 		r.more("agent")
@@ -343,7 +343,7 @@ exec python3 /tmp/c.py
 `
 
 // busy is what a second takes where the processors are shared with other tests.
-const busy = 5 * time.Second
+const busy = 15 * time.Second
 
 // TestConnectionsOverSleep: a kept connection and a WebSocket go on, what was in the
 // middle is reset, and nothing hangs, also where the gateway began anew.
@@ -395,7 +395,7 @@ func TestConnectionsOverSleep(t *testing.T) {
 	within := func(what, file string, n int, bound time.Duration) string {
 		t.Helper()
 		began := time.Now()
-		for deadline := began.Add(max(bound, 30*time.Second)); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		for deadline := began.Add(max(bound, time.Minute)); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 			if l := lines(file); len(l) >= n {
 				if took := time.Since(began); bound > 0 {
 					t.Logf("%s: %q after %v", what, l[n-1], took.Round(time.Millisecond))

@@ -17,7 +17,7 @@ import (
 // was taken over might, the sandboxes' names and connections arrive at the next:
 // the datapath's map of sockets holds the listener again, mended or new.
 func testSpoiltSockets(t *testing.T, r *rig) {
-	const fetch = "curl -sS --max-time 20 https://api.example.test/v1"
+	const fetch = "curl -sS --max-time 60 https://api.example.test/v1"
 	if res := r.inside("agent", fetch); !strings.Contains(res.stdout, `"saw_key":true`) {
 		t.Fatalf("before: %s\n%s", res, r.logged())
 	}
@@ -49,7 +49,7 @@ func testSpoiltSockets(t *testing.T, r *rig) {
 			if res := r.inside("agent", fetch); res.code != 0 || !strings.Contains(res.stdout, `"saw_key":true`) {
 				t.Errorf("%s", res)
 			}
-			if res := r.inside("agent", "curl -sS --max-time 20 http://"+upstreamAddress+"/"); !strings.Contains(res.stdout, "ally") {
+			if res := r.inside("agent", "curl -sS --max-time 60 http://"+upstreamAddress+"/"); !strings.Contains(res.stdout, "ally") {
 				t.Errorf("a bare address: %s", res)
 			}
 		})

@@ -33,7 +33,7 @@ type operator struct {
 	file string // of the private key
 	line string // the public one
 
-	patience time.Duration // with a program; 0: a minute
+	patience time.Duration // with a program; 0: five minutes
 }
 
 func newOperator(t *testing.T, dir, name string) *operator {
@@ -67,7 +67,7 @@ func (o *operator) options() []string {
 // run runs one of OpenSSH's programs.
 func (o *operator) run(stdin string, program string, args ...string) result {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.t.Context(), cmp.Or(o.patience, time.Minute))
+	ctx, cancel := context.WithTimeout(o.t.Context(), cmp.Or(o.patience, 5*time.Minute))
 	defer cancel()
 	c := exec.CommandContext(ctx, program, append(o.options(), args...)...)
 	var out, err bytes.Buffer
@@ -321,7 +321,7 @@ func testSSHRecord(t *testing.T, r *rig) {
 // A session by a key ends with it, and so it does with the policy's word.
 func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 	stays := func(o *operator) (ended <-chan error, stop func()) {
-		c := exec.Command("ssh", append(o.options(), "demo@127.0.0.1", "echo begun; sleep 60")...)
+		c := exec.Command("ssh", append(o.options(), "demo@127.0.0.1", "echo begun; sleep 600")...)
 		out, err := c.StdoutPipe()
 		must.OK(t, err)
 		must.OK(t, c.Start())
@@ -338,7 +338,7 @@ func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 			if err == nil {
 				t.Errorf("%s: it ended well", what)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Errorf("%s: it goes on", what)
 		}
 	}
@@ -364,5 +364,5 @@ func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 	if res := alice.ssh("demo", "echo in"); res.code != 255 || res.stdout != "" {
 		t.Errorf("without the rule: %s", res)
 	}
-	r.await("the command's end", func() bool { return !strings.Contains(r.ok("sandbox", "exec", "demo", "--", "ps", "ax"), "sleep 60") })
+	r.await("the command's end", func() bool { return !strings.Contains(r.ok("sandbox", "exec", "demo", "--", "ps", "ax"), "sleep 600") })
 }

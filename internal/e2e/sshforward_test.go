@@ -36,12 +36,12 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 		return func() string { _ = c.Process.Kill(); _ = c.Wait(); return said.String() }
 	}
 	get := func() string {
-		c, err := net.DialTimeout("tcp", "127.0.0.1:7999", 5*time.Second)
+		c, err := net.DialTimeout("tcp", "127.0.0.1:7999", time.Minute)
 		if err != nil {
 			return err.Error()
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, _ = io.WriteString(c, "GET /hello.txt HTTP/1.0\r\n\r\n")
 		all, _ := io.ReadAll(c)
 		return string(all)
@@ -79,7 +79,7 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 		if stays, err = net.Dial("tcp", "127.0.0.1:7999"); err != nil {
 			t.Fatal(err)
 		}
-		_ = stays.SetReadDeadline(time.Now().Add(20 * time.Second))
+		_ = stays.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err = io.ReadFull(stays, greeted); err != nil {
 			_ = stays.Close()
 		}
@@ -87,7 +87,7 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 	})
 	defer stays.Close()
 	r.ok("sandbox", "hibernate", "demo")
-	_ = stays.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = stays.SetReadDeadline(time.Now().Add(time.Minute))
 	if all, err := io.ReadAll(stays); len(all) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("what was open when the sandbox went to sleep: %q, %v", all, err)
 	}

@@ -99,7 +99,7 @@ ssh:
 	// The key becomes another tenant's while it is used: what it did ends, and a shell of
 	// who has the other key goes on.
 	stays := func(o *operator, name string) (ended chan error, stop func()) {
-		c := exec.Command("ssh", append(o.options(), name+"@127.0.0.1", "echo begun; sleep 60")...)
+		c := exec.Command("ssh", append(o.options(), name+"@127.0.0.1", "echo begun; sleep 600")...)
 		out, err := c.StdoutPipe()
 		must.OK(t, err)
 		must.OK(t, c.Start())
@@ -120,7 +120,7 @@ ssh:
 		if err == nil {
 			t.Error("what was taken from a key ended well")
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("what was taken from a key goes on")
 		stopAnne()
 	}

@@ -106,7 +106,7 @@ func (r *rig) trace(f func()) []call {
 		if !strings.Contains(line, "attached") {
 			r.t.Fatalf("strace: %s", line)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		_ = c.Process.Kill()
 		r.t.Fatal("strace does not attach")
 	}

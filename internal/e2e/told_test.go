@@ -25,10 +25,10 @@ func testReloadTells(t *testing.T, r *rig) {
 	type told struct{ selectedLog, selectedEvents, selectedStatus, shortLog, shortList int }
 	reload := func(rules string) (is told) {
 		t.Helper()
-		before := len(r.logged())
+		before := len(r.whole())
 		r.configure(baseConfig, rules)
 		r.reload()
-		for line := range strings.Lines(r.logged()[before:]) {
+		for line := range strings.Lines(r.whole()[before:]) {
 			if strings.Contains(line, "select sandboxes by a name") && strings.Contains(line, "agent") && !strings.Contains(line, "other") {
 				is.selectedLog++
 			}

@@ -201,7 +201,7 @@ func among(got, want string) bool { return slices.Contains(strings.Split(want, "
 func (s *sandbox) logged(t *testing.T, want string) {
 	t.Helper()
 	events := s.events(t)
-	for deadline := time.Now().Add(5 * time.Second); !among(said(events), want) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); !among(said(events), want) && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 		events = append(events, s.events(t)...)
 	}

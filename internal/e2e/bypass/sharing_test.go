@@ -160,7 +160,7 @@ func (s *sandbox) fill(t *testing.T) (late []string) {
 // assigned asks until it is answered: a sandbox has a hundred questions a second.
 func (s *sandbox) assigned(t *testing.T, name string) bool {
 	for range 1000 {
-		switch got := s.look(t, false, question(name, dns.TypeA)); got {
+		switch got := s.look(t, lookTime, false, question(name, dns.TypeA)); got {
 		case "NOERROR " + synthetic:
 			return true
 		case "NOERROR " + refusal:

@@ -10,11 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2"
+
+	"sallyport/audit"
+	"sallyport/internal/test/must"
 )
 
 // patience is how long half a message is waited for at most, with room for a
 // busy machine.
-const patience = 25 * time.Second
+const patience = 40 * time.Second
 
 // slows begin something and take their time. The connection is ended for them.
 var slows = []struct {
@@ -77,7 +80,12 @@ func testSlow(t *testing.T, r *rig, results []Result) {
 				want = append(want, s.log)
 			}
 		}
-		got := strings.Split(said(r.slow.events(t)), ", ")
+		var events []*audit.Event
+		must.Soon(t, "an event of each", func() bool {
+			events = append(events, r.slow.events(t)...)
+			return len(events) >= len(want)
+		})
+		got := strings.Split(said(events), ", ")
 		slices.Sort(want)
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -93,35 +101,30 @@ func testSlow(t *testing.T, r *rig, results []Result) {
 // wait for it, and nobody else; when they go away, it is left.
 func testDrip(t *testing.T, r *rig) {
 	const number = 20
+	now := func(n *int) int {
+		r.upstream.mu.Lock()
+		defer r.upstream.mu.Unlock()
+		return *n
+	}
+	begun, ended := &r.upstream.begun, &r.upstream.ended
 	var all sync.WaitGroup
 	for range number {
 		j := ask(get(api, "/v1/drip")).job("200")
-		j.Limit = 3 * time.Second
+		j.Limit = 10 * time.Second
 		all.Go(func() {
 			if res := r.b.do(t, j); len(res.Data) > 0 {
 				t.Errorf("there was an answer: %q", res.Data)
 			}
 		})
 	}
-	time.Sleep(time.Second)
+	must.Soon(t, "all of them at the upstream", func() bool { return now(begun) == number })
 	for name, s := range map[string]*sandbox{"the same": r.b, "another": r.a} {
-		start := time.Now()
-		if got, text := outcome(HTTP1, s.do(t, legal.job("200")), false); got != "200" || time.Since(start) > 2*time.Second {
-			t.Errorf("%s sandbox got %q after %v\n%s", name, got, time.Since(start), text)
+		if got, text := outcome(HTTP1, s.do(t, legal.job("200")), false); got != "200" || now(ended) > 0 {
+			t.Errorf("%s sandbox got %q when %d of them had gone\n%s", name, got, now(ended), text)
 		}
 	}
 	all.Wait()
-	ended := func() int {
-		r.upstream.mu.Lock()
-		defer r.upstream.mu.Unlock()
-		return r.upstream.ended
-	}
-	for deadline := time.Now().Add(5 * time.Second); ended() < number && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if n := ended(); n != number {
-		t.Errorf("the upstream was left by %d of %d", n, number)
-	}
+	must.Soon(t, "all of them to leave the upstream", func() bool { return now(ended) == number })
 }
 
 // testReset opens streams and resets them at once, as many as it can.

@@ -33,7 +33,8 @@ type upstream struct {
 	seen  []string
 	kept  string   // the credential, once it has come
 	conns []string // the gateway's end of each request's connection
-	ended int      // requests that were broken off
+	begun int      // answers that never get on
+	ended int      // and those whose requests were broken off
 }
 
 func newUpstream(t *testing.T, key string) *upstream {
@@ -126,7 +127,7 @@ func (u *upstream) hear(t *testing.T) error {
 			}
 			work.Go(func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
 				line, err := bufio.NewReader(c).ReadString('\n')
 				if err != nil {
 					return
@@ -257,6 +258,9 @@ func (u *upstream) drip(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.Close()
 	_, _ = io.WriteString(rw, "HTTP/1.1 200 OK\r\nX-Slow: ")
+	u.mu.Lock()
+	u.begun++
+	u.mu.Unlock()
 	for {
 		if _, err := rw.WriteString("a"); err != nil || rw.Flush() != nil {
 			break
