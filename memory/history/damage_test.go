@@ -75,7 +75,7 @@ func TestKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	digests := map[uint64]string{}
-	for n := range 8 {
+	for n := 0; n < 8 || len(digests) == 0; n++ { // longer each time, where none lives to commit anything
 		c := exec.Command(os.Args[0])
 		c.Env = append(os.Environ(), writing+"="+sandbox)
 		var out bytes.Buffer
@@ -118,9 +118,6 @@ func TestKill(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-	}
-	if len(digests) == 0 {
-		t.Error("no process lived to commit anything")
 	}
 }
 

@@ -327,8 +327,8 @@ func TestCompactKilled(t *testing.T) {
 		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
-		_ = c.Process.Kill() // it may have ended
+		time.Sleep(time.Duration(rand.IntN(150+10*killed)) * time.Millisecond) // longer each time, so that it comes to its end
+		_ = c.Process.Kill()                                                   // it may have ended
 		if done = c.Wait() == nil; !done {
 			killed++
 		}
