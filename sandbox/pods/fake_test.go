@@ -157,7 +157,15 @@ func newBed(t testing.TB) *bed {
 		Recorded: func(_ context.Context, id string) (bool, error) {
 			return slices.ContainsFunc(b.events, func(e *audit.Event) bool { return e.ID() == id }), nil
 		},
-		Forget: func(id string) error { b.forgot = append(b.forgot, id); return nil },
+		Forget: func(id string) error {
+			for _, e := range b.network.attached {
+				if e.ID == id && b.network.there(e.Link) {
+					b.t.Errorf("%s is forgotten while it is attached", e.Sandbox)
+				}
+			}
+			b.forgot = append(b.forgot, id)
+			return nil
+		},
 		Publish: func(a netip.Addr, i sandbox.Info) {
 			b.step("publish")
 			if i.ID == "" {

@@ -21,6 +21,7 @@ type play struct {
 	pods     []*Pod
 	sessions []cni.Attachment  // that were begun, the oldest first
 	current  map[string]string // session that the runtime runs, by pod
+	replaced []*Pod            // that Kubernetes no longer has, and of which the watch has not told
 	log      []string
 }
 
@@ -44,7 +45,7 @@ func (p *play) turn() {
 	ctx := p.t.Context()
 	pod := p.pods[p.dice.IntN(len(p.pods))]
 	name := pod.Namespace + "/" + pod.Name
-	switch p.dice.IntN(9) {
+	switch p.dice.IntN(11) {
 	case 0, 1, 2: // a session begins, sometimes with an address that another has
 		a := p.plug(pod, fmt.Sprint("s", len(p.sessions)), byte(10+p.dice.IntN(8)))
 		p.sessions = append(p.sessions, a)
@@ -97,6 +98,28 @@ func (p *play) turn() {
 				p.unplug(a)
 			}
 		}
+	case 9: // another pod of the name, though the runtime may still run the one before
+		p.say("replace %s", name)
+		next := pod.copied()
+		next.UID = fmt.Sprint(pod.UID, "'")
+		next = p.write(next)
+		p.pods[slices.Index(p.pods, pod)] = next
+		p.replaced = append(p.replaced, pod)
+		delete(p.current, name)
+	case 10: // the watch begins again
+		p.say("list")
+		p.do(func() error {
+			f := follower{ctx, p.Pods}
+			for _, pod := range p.pods {
+				f.Changed(p.cluster.pods[pod.Namespace+"/"+pod.Name])
+			}
+			for _, gone := range p.replaced {
+				f.Gone(gone)
+			}
+			f.Synced()
+			return nil
+		})
+		p.replaced = nil
 	}
 }
 
@@ -127,7 +150,7 @@ func (p *play) check() bool {
 		if i.State != sandbox.Running || i.Spec.Offline != e.Offline || i.Address != e.Address {
 			wrong = append(wrong, fmt.Sprintf("%s is attached, and shown as %+v", e.Sandbox, i))
 		}
-		if labels := p.cluster.pods[e.Sandbox].Labels; i.Tags()["team"] != labels["team"] && len(labels) > 1 {
+		if labels := p.cluster.pods[e.Sandbox].Labels; i.Pod.UID == p.cluster.pods[e.Sandbox].UID && i.Tags()["team"] != labels["team"] && len(labels) > 1 {
 			wrong = append(wrong, fmt.Sprintf("%s has tags %v of labels %v", e.Sandbox, i.Tags(), labels))
 		}
 	}
@@ -175,7 +198,7 @@ func TestAnyOrder(t *testing.T) {
 	}
 	for seed := range seeds {
 		p := &play{bed: newBed(t), dice: rand.New(rand.NewPCG(seed, 1)), current: map[string]string{}}
-		p.pods = []*Pod{p.pod("ns", "a"), p.pod("ns", "b"), p.pod("ns2", "a")}
+		p.pods = []*Pod{p.pod("ns", "a", owned("a")), p.pod("ns", "b"), p.pod("ns2", "a")}
 		for range 30 {
 			p.turn()
 			if !p.check() {
