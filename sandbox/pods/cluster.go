@@ -97,6 +97,9 @@ func (c *Client) ask(ctx context.Context, method, path string, query url.Values,
 	if resp.StatusCode < 300 {
 		return resp.Body, nil
 	}
+	if resp.StatusCode == http.StatusUnauthorized { // a connection keeps a client's certificate that has expired
+		defer c.http.CloseIdleConnections()
+	}
 	defer resp.Body.Close()
 	var failed struct{ Message string }
 	_ = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&failed) // else the status says it

@@ -3,6 +3,9 @@ package pods
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -17,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"sallyport/internal/test/must"
@@ -456,4 +460,44 @@ func TestAuthorityRotates(t *testing.T) {
 		}
 	}
 	c.http.CloseIdleConnections()
+}
+
+// A client's certificate that is renewed takes the place of the one before as soon as the server no
+// longer takes that, over whichever connection.
+func TestClientCertificateIsRenewed(t *testing.T) {
+	var takes atomic.Pointer[string]
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS.PeerCertificates[0].Subject.CommonName != *takes.Load() {
+			http.Error(w, `{"kind": "Status", "message": "Unauthorized"}`, http.StatusUnauthorized)
+			return
+		}
+		_, _ = io.WriteString(w, "{}")
+	}))
+	s.EnableHTTP2, s.TLS = true, &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	ca, err := testnet.NewCA()
+	must.OK(t, err)
+	dir := t.TempDir()
+	has := func(name string) {
+		t.Helper()
+		pair, err := ca.Issue(pkix.Name{CommonName: name})
+		must.OK(t, err)
+		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		must.OK(t, err)
+		both := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
+		must.OK(t, os.WriteFile(filepath.Join(dir, "client.pem"), both, 0o600))
+	}
+	has("first")
+	file := filepath.Join(dir, "kubeconfig")
+	must.OK(t, os.WriteFile(file, fmt.Appendf(nil, `{current-context: x, contexts: [{name: x, context: {cluster: c, user: u}}], users: [{name: u, user: {client-certificate: client.pem, client-key: client.pem}}],
+		clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %q}}]}`, s.URL, authority(s)), 0o600))
+	c, err := Connect(file, slog.New(slog.DiscardHandler))
+	must.OK(t, err)
+	t.Cleanup(c.http.CloseIdleConnections)
+	for _, name := range []string{"first", "second", "third"} {
+		has(name)
+		takes.Store(&name)
+		must.Soon(t, name+" is taken", func() bool { _, err := c.Pod(t.Context(), "ns", "a"); return err == nil })
+	}
 }
