@@ -40,6 +40,7 @@ type Route struct {
 	Namespace, Name string
 	Address         netip.Addr // in place of both
 	Port            uint16
+	Client          string // name of who asks
 }
 
 // Place is where a sandbox is.
@@ -100,6 +101,7 @@ func (q *request) serveRouted(w http.ResponseWriter, r *http.Request) {
 		q.refuse(w, r, http.StatusBadRequest, "router-target", reason)
 		return
 	}
+	t.Client = t.client.Name
 	for _, name := range routeHeaders {
 		delete(r.Header, name)
 	}

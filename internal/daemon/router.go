@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -38,7 +39,7 @@ var errLookups = fmt.Errorf("%w: the API server has not answered too many such q
 type router struct {
 	now     atomic.Pointer[workerapi.Router]
 	files   config.Print  // as they were read
-	lookups *quota.Places // of the API server, by namespace
+	lookups *quota.Places // of the API server, by namespace, or by client for an address
 }
 
 // openRouter opens the listener, if it is configured.
@@ -150,10 +151,11 @@ func (d *daemon) find(ctx context.Context, to inbound.Route) (inbound.Place, err
 			return at, err
 		}
 	}
-	if !d.router.lookups.Enter(to.Namespace, to.Namespace) {
+	of := cmp.Or(to.Namespace, "client "+to.Client) // an address may be of any namespace
+	if !d.router.lookups.Enter(of, of) {
 		return inbound.Place{}, errLookups
 	}
-	defer d.router.lookups.Leave(to.Namespace, to.Namespace)
+	defer d.router.lookups.Leave(of, of)
 	if !to.Address.IsValid() {
 		list, err := d.node.cluster.Named(ctx, to.Namespace, to.Name)
 		return d.elsewhere(list, err)

@@ -229,9 +229,22 @@ func routerDaemon(t *testing.T, log *bytes.Buffer) *daemon {
 }
 
 // While the API server does not answer, a few of those that look for sandboxes elsewhere wait,
-// of one namespace no more than are left for others: each takes one of the gateway's calls.
-// Sandboxes that are here are found.
+// of one namespace, or by addresses of one client, no more than are left for others: each takes one
+// of the gateway's calls. Sandboxes that are here are found.
 func TestRouterFindsWhileTheServerIsSlow(t *testing.T) {
+	at := func(a string) inbound.Route {
+		return inbound.Route{Address: netip.MustParseAddr(a), Client: "agents-api"}
+	}
+	for name, tt := range map[string]struct{ many, one, other inbound.Route }{
+		"by name":    {inbound.Route{Namespace: "agents", Name: "far"}, inbound.Route{Namespace: "teams", Name: "far"}, at("10.231.2.1")},
+		"by address": {at("10.231.2.1"), inbound.Route{Address: netip.MustParseAddr("10.231.2.2"), Client: "teams-api"}, inbound.Route{Namespace: "teams", Name: "far"}},
+	} {
+		t.Run(name, func(t *testing.T) { findsWhileTheServerIsSlow(t, tt.many, tt.one, tt.other) })
+	}
+}
+
+func findsWhileTheServerIsSlow(t *testing.T, many, one, other inbound.Route) {
+	t.Helper()
 	asked, goOn := make(chan struct{}, 10*maxLookups), make(chan struct{})
 	api := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- struct{}{}
@@ -245,7 +258,7 @@ func TestRouterFindsWhileTheServerIsSlow(t *testing.T) {
 		go func() { _, err := d.find(t.Context(), to); found <- err }()
 	}
 	for range 2 * maxLookups {
-		find(inbound.Route{Namespace: "agents", Name: "far"})
+		find(many)
 	}
 	for range 2*maxLookups - maxLookups/2 { // which are not let wait
 		if err := <-found; !errors.Is(err, inbound.ErrNotPlaced) {
@@ -255,8 +268,8 @@ func TestRouterFindsWhileTheServerIsSlow(t *testing.T) {
 	for range maxLookups / 2 {
 		<-asked
 	}
-	find(inbound.Route{Namespace: "teams", Name: "far"})
-	find(inbound.Route{Address: netip.MustParseAddr("10.231.2.1")})
+	find(one)
+	find(other)
 	<-asked
 	<-asked
 	if at, err := d.find(t.Context(), inbound.Route{Namespace: "agents", Name: "near"}); at.Sandbox.ID != "sb-near" {
