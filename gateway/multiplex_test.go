@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,12 +41,18 @@ func TestConcurrentRequests(t *testing.T) {
 		if m.scheme == "http" {
 			kinds = kinds[:2] // no credential goes in the clear
 		}
-		var arrived sync.WaitGroup
-		arrived.Add(each * (len(kinds) - 1))
+		var arrived atomic.Int64
+		all := make(chan struct{})
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
-			arrived.Done()
-			arrived.Wait() // all of them are here
+			if arrived.Add(1) == int64(each*(len(kinds)-1)) {
+				close(all)
+			}
+			select {
+			case <-all: // of them are here
+			case <-time.After(patience):
+				t.Errorf("%s waited for others in vain", r.URL.Path)
+			}
 			w.Header().Set("X-Key", fmt.Sprint(len(r.Header.Get("Authorization"))))
 			fmt.Fprintf(w, "%s %s", r.URL.Path, body)
 		})

@@ -84,14 +84,18 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 // Bounds on what is read of a body that nobody wanted, so that the connection
 // or at least the answer survives.
 const (
-	maxDrain   = 256 << 10 // bytes
+	maxDrain   = 256 << 10       // bytes
+	drainTime  = 3 * time.Second // a client that is slow has been promised the connection
 	lingerTime = 500 * time.Millisecond
 )
+
+// refuseTime bounds how long a client may not take why its head was refused.
+const refuseTime = 5 * time.Second
 
 // drain reads what is left of the request's body. A body that was never asked
 // for, which the client may send or not, has ended the connection before.
 func (c *conn) drain() bool {
-	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+	_ = c.SetReadDeadline(time.Now().Add(drainTime))
 	_, err := io.CopyN(io.Discard, c.body.src, maxDrain)
 	return err == io.EOF
 }

@@ -277,7 +277,7 @@ func (c *conn) refuse(err error) {
 	r := &http.Request{Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Close: true, Header: http.Header{}, URL: &url.URL{Path: "/"}}
 	w := &c.response
 	*w = response{conn: c, request: r, declared: unknown, header: http.Header{}}
-	_ = c.SetWriteDeadline(time.Now().Add(lingerTime))
+	_ = c.SetWriteDeadline(time.Now().Add(refuseTime))
 	if c.server.Refuse != nil {
 		c.server.Refuse(c.ctx, w, r, bad)
 	} else {
@@ -287,5 +287,7 @@ func (c *conn) refuse(err error) {
 	}
 	if w.end() == nil {
 		c.linger()
+	} else {
+		cut(c.Conn) // the goodbye of TLS after a record that was not sent is illegible
 	}
 }

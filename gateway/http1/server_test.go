@@ -168,9 +168,16 @@ func (s *slow) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 	hello(ctx, w, r)
 }
 
+// released is a Budget that tells of each release.
+type released chan struct{}
+
+func (released) Take(int64) error { return nil }
+func (r released) Release()       { r <- struct{}{} }
+
 func TestShutdown(t *testing.T) {
 	t.Parallel()
-	s, h := &http1.Server{}, newSlow()
+	ready, h := make(released, 10), newSlow()
+	s := &http1.Server{Budget: func(context.Context) http1.Budget { return ready }}
 	idle, fresh, busy, half := serve(t, s, h.serve), serve(t, s, h.serve), serve(t, s, h.serve), serve(t, s, h.serve)
 	idle.send(get)
 	idle.receive("GET")
@@ -178,6 +185,8 @@ func TestShutdown(t *testing.T) {
 	within(t, h.entered, "the handler")
 	half.send(get + "GET /a HT") // of which the first is answered when both have been read
 	half.receive("GET")
+	within(t, ready, "the end of a request") // until which its connection would not take another
+	within(t, ready, "the end of the other")
 
 	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
