@@ -7,7 +7,7 @@ import (
 )
 
 // limit is how long Soon waits. No test is slow because of it: only failures take it.
-const limit = time.Minute
+const limit = 3 * time.Minute
 
 // OK ends the test with err, unless err is nil.
 func OK(t testing.TB, err error) {
@@ -17,7 +17,7 @@ func OK(t testing.TB, err error) {
 	}
 }
 
-// Soon waits until a condition holds. It ends the test if it has not after a minute.
+// Soon waits until a condition holds. It ends the test if it has not after three minutes.
 func Soon(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !holds(); time.Sleep(2 * time.Millisecond) {

@@ -123,7 +123,7 @@ func (s *Server) run() {
 	must.OK(t, err)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(root)
-	s.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
+	s.client = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}}
 }
 
 // Answer is Vault's.
