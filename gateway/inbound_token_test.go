@@ -22,8 +22,12 @@ import (
 func (n *published) speaks(t *testing.T, answer string) <-chan string {
 	t.Helper()
 	n.inside.Close()
-	ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
-	must.OK(t, err)
+	var ln net.Listener
+	must.Soon(t, "the port", func() bool { // a client may have it, for a while
+		var err error
+		ln, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
+		return err == nil
+	})
 	t.Cleanup(func() { _ = ln.Close() })
 	asked := make(chan string, 16)
 	go func() {

@@ -27,13 +27,13 @@ func TestIdleConnectionsHaveSmallStacks(t *testing.T) {
 			t.Fatalf("got %s", resp.Status)
 		}
 	}
-	stacks := func() uint64 {
+	stacks := func() int64 {
 		for range 5 { // each halves a stack at most once
 			runtime.GC()
 		}
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return m.StackInuse
+		return int64(m.StackInuse)
 	}
 	open()
 	before := stacks()
