@@ -174,8 +174,11 @@ type ownLog struct {
 }
 
 func (l ownLog) Append(ctx context.Context, events ...*audit.Event) error {
-	*l.appended += uint64(len(events))
-	return l.Log.Append(ctx, events...)
+	err := l.Log.Append(context.WithoutCancel(ctx), events...) // or it may be in the log nevertheless
+	if err == nil {
+		*l.appended += uint64(len(events))
+	}
+	return err
 }
 
 // seal keeps the tree of the audit log, as the daemon does. stop, after ctx is done, signs
