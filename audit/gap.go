@@ -3,7 +3,7 @@ package audit
 // States (unmapped.sallyport.state) of events that say that records are missing.
 const (
 	StateGap     = "audit-gap"     // at a sink
-	StateDropped = "audit-dropped" // from the log, whose queue was full
+	StateDropped = "audit-dropped" // from the log, which could not be written, or whose queue was full
 )
 
 // Gap says that a sink lacks Count of the records from First to Last, and why.

@@ -71,7 +71,7 @@ func (l *Log) skip() error {
 	l.next = l.opts.After + 1
 	message := fmt.Sprintf("events %d to %d are missing: the log had reached number %d, and ends before it", last+1, l.opts.After, l.opts.After)
 	l.opts.Logger.Error("the end of the audit log is gone", "last", last, "reached", l.opts.After)
-	b, err := l.opts.encode(notice("audit-truncated", message, 0))
+	b, err := l.opts.encode(Notice("audit-truncated", message, 0))
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (l *Log) resume(last segment) error {
 	if v.damage != nil {
 		l.opts.Logger.Error("the audit log is damaged: the segment is left as it is, a new one begins",
 			"file", v.damage.File, "offset", v.damage.Offset, "reason", v.damage.Reason)
-		b, err := l.opts.encode(notice("audit-damaged", v.damage.Error(), 0))
+		b, err := l.opts.encode(Notice("audit-damaged", v.damage.Error(), 0))
 		if err != nil {
 			return err
 		}

@@ -179,14 +179,15 @@ func (l *Log) notices(dropped, refused uint64) []*batch {
 		if n.count == 0 {
 			continue
 		}
-		if b, err := l.opts.encode(notice(n.state, fmt.Sprintf(n.message, n.count), int(n.count))); err == nil {
+		if b, err := l.opts.encode(Notice(n.state, fmt.Sprintf(n.message, n.count), int(n.count))); err == nil {
 			all = append(all, b)
 		}
 	}
 	return all
 }
 
-func notice(state, message string, count int) *audit.Event {
+// Notice is an event of the log's own: something is missing in it, count events where that is known.
+func Notice(state, message string, count int) *audit.Event {
 	e := audit.Change("Sallyport", state)
 	e.SeverityID, e.StatusID = audit.SeverityHigh, audit.StatusFailure
 	e.Message, e.Count = message, count

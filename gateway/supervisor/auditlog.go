@@ -216,9 +216,7 @@ func (t *AuditLog) tell() {
 	if n == 0 {
 		return
 	}
-	e := audit.Change("Sallyport", audit.StateDropped)
-	e.SeverityID, e.StatusID = audit.SeverityHigh, audit.StatusFailure
-	e.Message, e.Count = fmt.Sprintf("%d events of the daemon are missing because the audit log could not be written, or its queue was full", n), int(n)
+	e := auditlog.Notice(audit.StateDropped, fmt.Sprintf("%d events of the daemon are missing because the audit log could not be written, or its queue was full", n), int(n))
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := t.Append(ctx, e); err != nil {
