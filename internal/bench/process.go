@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,44 +82,8 @@ func (p *process) stop(last any) error {
 	return json.Unmarshal(raw, last)
 }
 
-// tick is the unit of times in proc_pid_stat(5) on every Linux that Go runs on.
-const tick = 10 * time.Millisecond
-
 // pids are the process's and its descendants'.
-func (p *process) pids() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	children := map[string][]int{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		// The second field after the name is the parent's.
-		if fields, err := statFields(pid); err == nil {
-			children[string(fields[1])] = append(children[string(fields[1])], pid)
-		}
-	}
-	all := []int{p.cmd.Process.Pid}
-	for i := 0; i < len(all); i++ {
-		all = append(all, children[strconv.Itoa(all[i])]...)
-	}
-	return all, err
-}
-
-// statFields are those of proc_pid_stat(5) after the name, which may hold
-// anything but ends at the last parenthesis.
-func statFields(pid int) ([][]byte, error) {
-	path := fmt.Sprintf("/proc/%d/stat", pid)
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
-	if len(fields) < 13 {
-		return nil, fmt.Errorf("%s has %d fields", path, len(fields))
-	}
-	return fields, nil
-}
+func (p *process) pids() ([]int, error) { return env.Family(p.cmd.Process.Pid) }
 
 // cpu is what the process and its children have used so far, user and system.
 func (p *process) cpu() (time.Duration, error) {
@@ -128,41 +91,16 @@ func (p *process) cpu() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	return cpuOf(pids...)
-}
-
-// cpuOf is what processes have used so far, user and system.
-func cpuOf(pids ...int) (total time.Duration, err error) {
-	for _, pid := range pids {
-		fields, err := statFields(pid)
-		if err != nil {
-			return 0, err
-		}
-		for _, f := range fields[11:13] {
-			n, err := strconv.ParseUint(string(f), 10, 63)
-			if err != nil {
-				return 0, fmt.Errorf("the times of process %d: %w", pid, err)
-			}
-			total += time.Duration(n) * tick
-		}
-	}
-	return total, nil
+	return env.CPUOf(pids...)
 }
 
 // peak is the most memory that each has had resident, in bytes.
-func (p *process) peak() (total int64, err error) {
+func (p *process) peak() (int64, error) {
 	pids, err := p.pids()
 	if err != nil {
 		return 0, err
 	}
-	for _, pid := range pids {
-		n, err := peakOf(pid)
-		if err != nil {
-			return 0, err
-		}
-		total += n
-	}
-	return total, nil
+	return env.PeakOf(pids...)
 }
 
 // memory is what they have now.
@@ -172,20 +110,4 @@ func (p *process) memory() (env.Memory, error) {
 		return env.Memory{}, err
 	}
 	return env.MemoryOf(pids...)
-}
-
-// peakOf is VmHWM of proc_pid_status(5), in bytes.
-func peakOf(pid int) (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", pid)
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(raw) {
-		if kb, ok := bytes.CutPrefix(line, []byte("VmHWM:")); ok {
-			n, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(kb), []byte("kB")))), 10, 64)
-			return n << 10, err
-		}
-	}
-	return 0, fmt.Errorf("%s does not say", path)
 }

@@ -14,8 +14,8 @@ import (
 type survey struct {
 	options
 	kinds   []kind
-	all     []contender // which have a column each
-	found   []contender
+	all     []column // which have a column each
+	found   []column
 	absent  map[string]string // why a contender is not there
 	entries map[string]map[string]*entry
 }
@@ -28,9 +28,9 @@ type entry struct {
 }
 
 func newSurvey(o options, only []string) *survey {
-	s := &survey{options: o, all: contenders, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
+	s := &survey{options: o, all: columns, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
 	if o.profile != "" { // which are those of the gateway in one process
-		s.all = append(slices.Clone(s.all), contender{name: "unsplit", ours: true})
+		s.all = append(slices.Clone(s.all), column{name: "unsplit", ours: true})
 	}
 	for _, k := range kinds {
 		if slices.Contains(only, k.name) {
@@ -44,8 +44,8 @@ func newSurvey(o options, only []string) *survey {
 // run measures one kind after the other, each through fresh processes.
 func (s *survey) run(ctx context.Context) error {
 	for _, c := range s.all {
-		if c.find != nil {
-			if err := c.find(ctx); err != nil {
+		if c.program != nil {
+			if err := c.program.Find(ctx); err != nil {
 				s.absent[c.name] = err.Error()
 				continue
 			}
@@ -148,7 +148,7 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 }
 
 // needed tells whether there is no comparison without it.
-func (c contender) needed() bool { return c.ours || c.name == baseline }
+func (c column) needed() bool { return c.ours || c.name == baseline }
 
 // over tells whether a contender has no more rounds of a kind to go.
 func (e *entry) over() bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/bench/contender"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/testnet"
 )
@@ -46,9 +47,9 @@ func rows(text string) map[string][]string {
 func TestSurvey(t *testing.T) {
 	testnet.Privileged(t) // the memory of other programs is read
 	// As in a run, but with what every machine has, and small.
-	all, few := contenders, slices.Clone(kinds)
-	t.Cleanup(func() { contenders, kinds = all, few })
-	contenders = []contender{{name: "goproxy"}, {name: "squid", find: func(context.Context) error { return errors.New("not here") }}, {name: "sallyport", ours: true}}
+	all, few := columns, slices.Clone(kinds)
+	t.Cleanup(func() { columns, kinds = all, few })
+	columns = []column{{name: "goproxy"}, {name: "squid", program: &contender.Program{Find: func(context.Context) error { return errors.New("not here") }}}, {name: "sallyport", ours: true}}
 	kinds = slices.Clone(kinds)
 	for i := range kinds {
 		kinds[i].connections = min(kinds[i].connections, 40)

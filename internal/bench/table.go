@@ -92,8 +92,8 @@ func (e *entry) text(f figure) string {
 }
 
 // others are the proxies beside goproxy that are there.
-func (s *survey) others() []contender {
-	return slices.DeleteFunc(slices.Clone(s.found), func(c contender) bool { return c.needed() })
+func (s *survey) others() []column {
+	return slices.DeleteFunc(slices.Clone(s.found), func(c column) bool { return c.needed() })
 }
 
 func (s *survey) ratio(k kind, f figure, to string) string {

@@ -11,7 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // patience bounds a handshake, and a request.
@@ -102,3 +105,70 @@ func (t *tunnel) get(target, path string, n int64) error {
 	defer resp.Body.Close()
 	return answered(resp, n)
 }
+
+// steady requests a path on connections that are open already.
+func (c *client) steady(ctx context.Context, path string, size int64) (result, error) {
+	tunnels := make([]*tunnel, c.connections)
+	defer func() {
+		for _, t := range tunnels {
+			if t != nil {
+				_ = t.Close()
+			}
+		}
+	}()
+	conf := c.config()
+	var group errgroup.Group
+	for i := range tunnels {
+		group.Go(func() (err error) {
+			if tunnels[i], err = c.tunnel(ctx, 0, conf); err != nil {
+				return err
+			}
+			return tunnels[i].get(c.target, documentPath, int64(len(document)))
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return result{}, err
+	}
+	r, err := c.repeat(func(i int) error { return tunnels[i].get(c.target, path, size) })
+	r.Bytes = r.Rate * float64(size)
+	return r, err
+}
+
+// documentsInTurn has one request at a time under way on each connection.
+func (c *client) documentsInTurn(ctx context.Context) (result, error) {
+	return c.steady(ctx, documentPath, int64(len(document)))
+}
+
+// bodies fetches large ones.
+func (c *client) bodies(ctx context.Context) (result, error) {
+	return c.steady(ctx, bodyPath, bodySize)
+}
+
+// fresh opens a connection for each request: TCP, CONNECT, TLS, a request, close.
+func (c *client) fresh(ctx context.Context, conf *tls.Config) (result, error) {
+	var resumed atomic.Int64
+	r, err := c.repeat(func(i int) error {
+		t, err := c.tunnel(ctx, 0, conf)
+		if err != nil {
+			return err
+		}
+		defer t.Close()
+		if t.ConnectionState().DidResume {
+			resumed.Add(1)
+		}
+		return t.get(c.target, documentPath, int64(len(document)))
+	})
+	r.Resumed = int(resumed.Load())
+	return r, err
+}
+
+// freshResumed keeps the sessions of earlier connections, as clients do that
+// live longer than one of them.
+func (c *client) freshResumed(ctx context.Context) (result, error) {
+	conf := c.config()
+	conf.ClientSessionCache = tls.NewLRUClientSessionCache(c.connections)
+	return c.fresh(ctx, conf)
+}
+
+// freshWhole is what a process gets that is started for one request.
+func (c *client) freshWhole(ctx context.Context) (result, error) { return c.fresh(ctx, c.config()) }

@@ -2,19 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/big"
 	mathrand "math/rand/v2"
 	"net"
 	"net/http"
@@ -22,7 +15,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
+
+	"sallyport/internal/bench/contender"
 )
 
 // secret is what both proxies inject and the upstream asks for.
@@ -95,7 +89,7 @@ func startUpstream(ctx context.Context, o *options) (*process, error) {
 
 // upstreamRole serves over TLS: the document, large bodies, and calls of gRPC.
 func upstreamRole(ctx context.Context, o options) error {
-	cert, root, err := certificate("upstream", o.listen)
+	cert, root, err := contender.Certificate("upstream", o.listen, upstreamName)
 	if err != nil {
 		return err
 	}
@@ -179,29 +173,4 @@ func serve(ctx context.Context, s *http.Server, run func(net.Listener) error, ln
 		return err
 	}
 	return nil
-}
-
-func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
-
-// certificate signs itself, for an address, which needs no resolver, and for
-// those who would rather have a name.
-func certificate(name, address string) (tls.Certificate, []byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IPAddresses: []net.IP{net.ParseIP(address)}, DNSNames: []string{"localhost", upstreamName}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }

@@ -362,7 +362,7 @@ func (y *yard) round(ctx context.Context, contender string, load options, target
 		if err != nil {
 			return result{}, err
 		}
-		cpu = func() (time.Duration, error) { return cpuOf(s.PID, s.Gateway.PID) }
+		cpu = func() (time.Duration, error) { return env.CPUOf(s.PID, s.Gateway.PID) }
 		load.target = named(target)
 		cmd = y.daemon.Command(ctx, append([]string{"run", sandboxName, "--", program}, loadArgs(load)...)...)
 	}

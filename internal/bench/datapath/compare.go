@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"sallyport/internal/test/env"
 )
 
 // programs of the datapath, in the order in which a packet and its answer meet
@@ -105,7 +107,7 @@ func (h *host) measure(ctx context.Context, o options, s *sender) (m moved, err 
 		return m, ctx.Err()
 	}
 	// This process is the sink, and the sender is below it.
-	used, err := cpu(os.Getpid())
+	used, err := cpu()
 	if err != nil {
 		return m, err
 	}
@@ -117,7 +119,17 @@ func (h *host) measure(ctx context.Context, o options, s *sender) (m moved, err 
 		return m, err
 	}
 	m.bytes, m.took = h.sink.total()-was, time.Since(began)
-	m.cpu, err = cpu(os.Getpid())
+	m.cpu, err = cpu()
 	m.cpu -= used
 	return m, err
+}
+
+// cpu is what this process and all below it have used so far, user and system. The
+// work that a packet makes in the kernel is nearly all done for its sender.
+func cpu() (time.Duration, error) {
+	pids, err := env.Family(os.Getpid())
+	if err != nil {
+		return 0, err
+	}
+	return env.CPUOf(pids...)
 }

@@ -1,4 +1,4 @@
-package main
+package contender
 
 import (
 	"bytes"
@@ -51,41 +51,41 @@ func squidHelper(ctx context.Context) (string, error) {
 
 // startSquid starts it with ssl-bump of everything, as its documentation sets it
 // up, one process; nothing is cached or logged, and one header is set.
-func startSquid(ctx context.Context, o options) (*process, error) {
+func startSquid(ctx context.Context, o Options) (*exec.Cmd, string, error) {
 	helper, err := squidHelper(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	address, err := vacant()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	dir := filepath.Join(o.dir, "squid")
+	dir := filepath.Join(o.Dir, "squid")
 	if err := os.Mkdir(dir, 0o777); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if err := os.Chmod(dir, 0o777); err != nil { // its helper, which is nobody, writes there
-		return nil, err
+		return nil, "", err
 	}
-	authority := filepath.Join(dir, "authority.pem")
-	if err := keyPair(o, "squid", authority); err != nil {
-		return nil, err
+	key := filepath.Join(dir, "authority.pem")
+	if err := authority(o, "squid", key); err != nil {
+		return nil, "", err
 	}
 	certificates := filepath.Join(dir, "certificates")
 	if said, err := exec.CommandContext(ctx, helper, "-c", "-s", certificates, "-M", "4MB").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("making squid's store of certificates: %w: %s", err, said)
+		return nil, "", fmt.Errorf("making squid's store of certificates: %w: %s", err, said)
 	}
 	if err := chownAll(certificates, squidUser); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	conf := filepath.Join(dir, "squid.conf")
-	text := strings.NewReplacer("ADDRESS", address, "AUTHORITY", authority, "HELPER", helper, "CERTIFICATES", certificates,
-		"ROOTS", filepath.Join(o.dir, "upstream.pem"), "SECRET", secret, "LOG", filepath.Join(dir, "cache.log"),
+	text := strings.NewReplacer("ADDRESS", address, "AUTHORITY", key, "HELPER", helper, "CERTIFICATES", certificates,
+		"ROOTS", filepath.Join(o.Dir, "upstream.pem"), "SECRET", o.Secret, "LOG", filepath.Join(dir, "cache.log"),
 		"DIR", dir, "USER", squidUser).Replace(squidConf)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return foreign(ctx, o, "squid", address, exec.CommandContext(ctx, "squid", "-N", "-f", conf))
+	return start(ctx, o, "squid", address, exec.CommandContext(ctx, "squid", "-N", "-f", conf))
 }
 
 // squidUser is who squid becomes when root starts it, and has to be somebody.

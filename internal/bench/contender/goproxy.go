@@ -1,53 +1,44 @@
-package main
+package contender
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"github.com/elazarl/goproxy"
 )
 
-// goproxyRole is the proxy of goproxy's documentation, with a store of
-// certificates as it recommends, and the header set in a handler.
-func goproxyRole(ctx context.Context, o options) error {
+// Goproxy returns the proxy of goproxy's documentation, with a store of certificates as it
+// recommends, and the header set in a handler. It keeps so many idle connections to the
+// upstream.
+func Goproxy(o Options, idle int) (http.Handler, error) {
 	root := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: goproxy.GoproxyCa.Certificate[0]})
-	if err := os.WriteFile(filepath.Join(o.dir, "goproxy.pem"), root, 0o600); err != nil {
-		return err
+	if err := os.WriteFile(filepath.Join(o.Dir, "goproxy.pem"), root, 0o600); err != nil {
+		return nil, err
 	}
 	proxy := goproxy.NewProxyHttpServer()
 	// Its transport knows the upstream's root, and keeps a connection for each
 	// of the load's: with the two that are the default it would be measured
 	// shaking hands. Everything else is as it comes.
 	roots := x509.NewCertPool()
-	trusted, err := os.ReadFile(filepath.Join(o.dir, "upstream.pem"))
+	trusted, err := os.ReadFile(filepath.Join(o.Dir, "upstream.pem"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	roots.AppendCertsFromPEM(trusted)
 	proxy.Tr.TLSClientConfig = &tls.Config{RootCAs: roots}
-	proxy.Tr.MaxIdleConnsPerHost = max(o.connections, slices.Max(others))
+	proxy.Tr.MaxIdleConnsPerHost = idle
 	proxy.CertStore = &store{certs: map[string]*tls.Certificate{}}
 	proxy.OnRequest().HandleConnect(goproxy.AlwaysMitm)
 	proxy.OnRequest().DoFunc(func(r *http.Request, _ *goproxy.ProxyCtx) (*http.Request, *http.Response) {
-		r.Header.Set("Authorization", "Bearer "+secret)
+		r.Header.Set("Authorization", "Bearer "+o.Secret)
 		return r, nil
 	})
-	ln, err := net.Listen("tcp", net.JoinHostPort(o.listen, "0"))
-	if err != nil {
-		return err
-	}
-	s := &http.Server{Handler: proxy}
-	fmt.Printf("http://%s\n", ln.Addr())
-	return serve(ctx, s, s.Serve, ln)
+	return proxy, nil
 }
 
 type store struct {

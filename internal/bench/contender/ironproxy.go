@@ -1,51 +1,42 @@
-package main
+package contender
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
-// findIronProxy looks for the program of github.com/ironsh/iron-proxy.
-func findIronProxy(context.Context) error {
-	if _, err := exec.LookPath("iron-proxy"); err != nil {
-		return errors.New("not installed")
-	}
-	return nil
-}
-
-// startIronProxy starts it as an explicit proxy, with a list of what is allowed
+// startIronProxy starts github.com/ironsh/iron-proxy as an explicit proxy, with a list of what is allowed
 // and one header set; the line that it logs of each request goes to a file. Its
 // other listeners get ports that nobody asks.
-func startIronProxy(ctx context.Context, o options) (*process, error) {
+func startIronProxy(ctx context.Context, o Options) (*exec.Cmd, string, error) {
 	var addresses [4]string
 	for i := range addresses {
 		var err error
 		if addresses[i], err = vacant(); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	dir := filepath.Join(o.dir, "iron-proxy")
+	dir := filepath.Join(o.Dir, "iron-proxy")
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	authority := filepath.Join(dir, "authority.pem")
-	if err := keyPair(o, "iron-proxy", authority); err != nil {
-		return nil, err
+	key := filepath.Join(dir, "authority.pem")
+	if err := authority(o, "iron-proxy", key); err != nil {
+		return nil, "", err
 	}
 	conf := filepath.Join(dir, "iron-proxy.yaml")
 	text := strings.NewReplacer("TUNNEL", addresses[0], "HTTPS", addresses[1], "HTTP", addresses[2], "METRICS", addresses[3],
-		"ROOT", filepath.Join(o.dir, "iron-proxy.pem"), "KEY", authority).Replace(ironProxyConf)
+		"ROOT", filepath.Join(o.Dir, "iron-proxy.pem"), "KEY", key).Replace(ironProxyConf)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	cmd := exec.CommandContext(ctx, "iron-proxy", "-config", conf)
 	// Nothing else: a proxy that it would go through comes from the environment too.
-	cmd.Env = []string{"SSL_CERT_FILE=" + filepath.Join(o.dir, "upstream.pem"), "BENCH_SECRET=" + secret}
-	return foreign(ctx, o, "iron-proxy", addresses[0], cmd)
+	cmd.Env = []string{"SSL_CERT_FILE=" + filepath.Join(o.Dir, "upstream.pem"), "BENCH_SECRET=" + o.Secret}
+	return start(ctx, o, "iron-proxy", addresses[0], cmd)
 }
 
 const ironProxyConf = `dns: {enabled: false}
