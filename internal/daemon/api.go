@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -17,11 +18,16 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"sallyport/audit"
 	"sallyport/internal/api"
 	"sallyport/internal/api/idempotency"
+	"sallyport/internal/connlimit"
+	"sallyport/internal/daemon/metrics"
 	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
@@ -232,4 +238,53 @@ func serveHTTP(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.S
 		}
 		return nil
 	})
+}
+
+// serveMetrics listens for Prometheus, unless that is off.
+func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
+	if d.cfg.Metrics.Listen == "off" {
+		return nil
+	}
+	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	d.metrics.MustRegister(metrics.Log(d.auditLog.Stats)...)
+	d.metrics.MustRegister(metrics.Seal(d.sealer.Status)...)
+	d.metrics.MustRegister(metrics.Retention(d.retention.Status)...)
+	d.metrics.MustRegister(d.supervisor.Metrics()...)
+	d.metrics.MustRegister(d.loaderMetrics()...)
+	d.metrics.MustRegister(metrics.Sinks{Status: d.sinks.Status})
+	d.metrics.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
+		Namespace: "sallyport_gateway",
+		PidFn:     func() (int, error) { return d.supervisor.Status().PID, nil },
+	}))
+	if d.network != nil {
+		d.metrics.MustRegister(metrics.Datapath{Guard: d.network.guard})
+	}
+	l, err := d.listen("metrics", d.cfg.Metrics.Listen)
+	if err != nil {
+		return err
+	}
+	limit := connlimit.New(scrapersAll, scrapersEach, d.crowded("metrics"))
+	serveHTTP(ctx, g, limit.Listener(l), &http.Server{
+		ReadHeaderTimeout: scrapeWithin, ReadTimeout: scrapeWithin, WriteTimeout: scrapeWithin, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: metrics.Handler(prometheus.Gatherers{d.metrics, d.supervisor}, d.cfg.Metrics.Listen), ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+	})
+	return nil
+}
+
+// Bounds of connections to the metrics listener, which asks for no key.
+const (
+	scrapersAll  = 512
+	scrapersEach = 256              // of one source
+	scrapeWithin = 10 * time.Second // a request, and likewise its answer
+)
+
+// crowded records that a listener has more connections than it keeps which have not
+// shown whose they are: the oldest of them begin to be closed.
+func (d *daemon) crowded(listener string) func(source string) {
+	return func(source string) {
+		e := d.changed("listener/"+listener, "connections to the "+listener+" listener", "crowded")
+		e.SeverityID = audit.SeverityMedium
+		e.Detail = "too many of them have not shown whose they are: the oldest are closed. The last came from " + source
+		d.enqueue(e)
+	}
 }

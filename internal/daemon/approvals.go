@@ -20,11 +20,7 @@ func (d *daemon) openApprovals() (*approval.Store, error) {
 			defer cancel()
 			return d.auditLog.Append(ctx, approvalEvent(c))
 		},
-		Tell: func(c approval.Change) {
-			if err := d.auditLog.Enqueue(approvalEvent(c)); err != nil {
-				d.log.Error("an event was lost", "approval", c.Request.ID, "state", c.State, "error", err)
-			}
-		},
+		Tell: func(c approval.Change) { d.enqueue(approvalEvent(c)) },
 		Wake: func(id string) {
 			if d.supervisor != nil {
 				d.supervisor.Answered(id)

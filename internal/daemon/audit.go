@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
 	"sallyport/audit/retention"
@@ -62,25 +60,6 @@ func (d *daemon) sealed() *api.Seal {
 	}
 }
 
-// sealMetrics are read from the sealer when they are asked for.
-func sealMetrics(s *tree.Sealer) []prometheus.Collector {
-	gauge := func(name, help string, get func(tree.Status) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "sallyport", Subsystem: "audit", Name: name, Help: help},
-			func() float64 { return get(s.Status()) })
-	}
-	return []prometheus.Collector{
-		gauge("tree_size", "Records in the audit log's tree.", func(s tree.Status) float64 { return float64(s.Size) }),
-		gauge("unanchored_records", "Records on stable storage that no checkpoint covers.", func(s tree.Status) float64 { return float64(s.Unanchored) }),
-		gauge("checkpoint_age_seconds", "Time since the newest checkpoint was signed; -1 if there is none.", func(s tree.Status) float64 {
-			if s.Checkpoint.IsZero() {
-				return -1
-			}
-			return time.Since(s.Checkpoint).Seconds()
-		}),
-		gauge("sealing_failing", "1 while records are not sealed since that fails, else 0.", func(s tree.Status) float64 { return truth(s.Failure != "") }),
-	}
-}
-
 // openRetention makes what compresses the audit log, and deletes what is not kept.
 func (d *daemon) openRetention() {
 	d.retention = retention.NewKeeper(retention.Options{
@@ -98,31 +77,6 @@ type shipped struct{ d *daemon }
 
 func (s shipped) Shipped() (last uint64, sink string) { return s.d.sinks.Shipped() }
 
-// retentionMetrics are of the last look at the log.
-func retentionMetrics(k *retention.Keeper) []prometheus.Collector {
-	opts := func(name, help string) prometheus.Opts {
-		return prometheus.Opts{Namespace: "sallyport", Subsystem: "audit", Name: name, Help: help}
-	}
-	gauge := func(name, help string, get func(retention.Status) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts(name, help)), func() float64 { return get(k.Status()) })
-	}
-	return []prometheus.Collector{
-		gauge("segments", "Segments of the audit log.", func(s retention.Status) float64 { return float64(s.Segments) }),
-		gauge("bytes", "Bytes that segments of the audit log take on disk.", func(s retention.Status) float64 { return float64(s.Bytes) }),
-		gauge("oldest_record_time_seconds", "When the oldest record of the audit log was written, in Unix time; 0 if there is none.", func(s retention.Status) float64 {
-			if s.Since.IsZero() {
-				return 0
-			}
-			return float64(s.Since.UnixMilli()) / 1000
-		}),
-		gauge("legal_holds", "Legal holds in force.", func(s retention.Status) float64 { return float64(len(s.Holds)) }),
-		gauge("held_bytes", "Bytes that would be deleted but for legal holds.", func(s retention.Status) float64 { return float64(s.Held) }),
-		gauge("unshipped_bytes", "Bytes that would be deleted but for a sink that lacks them.", func(s retention.Status) float64 { return float64(s.Waiting) }),
-		gauge("retention_failing", "1 while segments cannot be compressed or deleted, else 0.", func(s retention.Status) float64 { return truth(s.Failure != "") }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts(opts("deleted_records_total", "Records that were deleted.")), func() float64 { return float64(k.Status().Deleted) }),
-	}
-}
-
 // recordLifecycle records a change of the daemon's own state, with the policy it comes with.
 func (d *daemon) recordLifecycle(state string, p *engine.Policy) error {
 	return d.auditLog.Append(context.Background(), d.about(state, p, ""))
@@ -131,6 +85,13 @@ func (d *daemon) recordLifecycle(state string, p *engine.Policy) error {
 // record is for what is so whether it can be recorded or not.
 func (d *daemon) record(e *audit.Event) {
 	if err := d.auditLog.Append(context.Background(), e); err != nil {
+		d.log.Error("an event was lost", "message", e.Message, "error", err)
+	}
+}
+
+// enqueue records soon, or says in the log that an event was lost.
+func (d *daemon) enqueue(e *audit.Event) {
+	if err := d.auditLog.Enqueue(e); err != nil {
 		d.log.Error("an event was lost", "message", e.Message, "error", err)
 	}
 }

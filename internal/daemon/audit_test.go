@@ -16,6 +16,7 @@ import (
 	"sallyport/audit/tree"
 	"sallyport/gateway/supervisor"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon/metrics"
 	"sallyport/internal/test/must"
 )
 
@@ -58,7 +59,7 @@ func TestRetentionFollows(t *testing.T) {
 	must.OK(t, d.openAuditLog(t.Context()))
 	must.OK(t, d.auditLog.Append(t.Context(), d.changed("sallyport", "sallyport", "started")))
 	r := prometheus.NewRegistry()
-	r.MustRegister(retentionMetrics(d.retention)...)
+	r.MustRegister(metrics.Retention(d.retention.Status)...)
 	families, err := r.Gather()
 	if err != nil || len(families) != 8 {
 		t.Error(families, err)

@@ -5,11 +5,11 @@
 //	run.go         starts them, and ends them
 //	audit.go       the audit log: sealed, kept, and the events of the daemon itself
 //	reload.go      puts another policy into force; follow.go notices that there is one
-//	gateway.go     the gateway's process: its listeners, and what it is told
+//	gateway.go     the gateway's process: its listeners, what it is told, its clients and limits
 //	network.go     the sandboxes' network, and what the gateway listens on there
 //	sandboxes.go   the engine and the sandboxes
 //	pods.go        the pods of a node of Kubernetes
-//	api.go         the API's listeners
+//	api.go         the API's listeners, and that of the metrics
 //
 // An event is in the audit log before its change takes effect.
 package daemon

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/supervisor"
+	"sallyport/internal/daemon/metrics"
 	"sallyport/internal/test/must"
 )
 
@@ -84,9 +85,9 @@ func metricLabels(t *testing.T) map[string][]string {
 	if _, err := gateway.New(gateway.Options{Decider: s, Recorder: s, Certificates: s, Upstreams: s, Broker: s, Logger: slog.New(slog.DiscardHandler), Metrics: registry}); err != nil {
 		t.Fatal(err)
 	}
-	all := []prometheus.Collector{registry, guardMetrics{}, sinkMetrics{}}
-	all = append(all, trailMetrics(nil)...)
-	all = append(all, sealMetrics(nil)...)
+	all := []prometheus.Collector{registry, metrics.Datapath{}, metrics.Sinks{}}
+	all = append(all, metrics.Log(nil)...)
+	all = append(all, metrics.Seal(nil)...)
 	all = append(all, (*supervisor.Supervisor)(nil).Metrics()...)
 	all = append(all, new(daemon).loaderMetrics()...)
 	known := map[string][]string{}

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon/metrics"
 	"sallyport/policy"
 )
 
@@ -155,26 +156,13 @@ func (d *daemon) growBundle(after time.Duration) {
 
 // loaderMetrics says how the policy in force is.
 func (d *daemon) loaderMetrics() []prometheus.Collector {
-	gauge := func(name, help string, value func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "sallyport_policy_" + name, Help: help}, value)
+	of := []prometheus.Collector{
+		metrics.Gauge("policy_refused", "1 while what is on disk or at the bundle's server is not what is in force.", func() float64 { return metrics.Truth(d.loaded().Refused != nil) }),
+		metrics.Gauge("policy_bundle_stale", "1 while no check of the policy bundle has succeeded for too long.", func() float64 { return metrics.Truth(d.keeper.Status().Stale) }),
+		metrics.Gauge("policy_bundle_checked_timestamp_seconds", "Time of the policy bundle's last successful check, 0 without.", func() float64 { return metrics.Unix(d.keeper.Status().Checked) }),
 	}
-	var of []prometheus.Collector
 	for _, result := range []string{"loaded", "refused"} {
-		of = append(of, prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "sallyport_policy_loads_total", Help: "Loads of the policy by what came of them.", ConstLabels: prometheus.Labels{"result": result},
-		}, func() float64 { return float64(d.counted()[result]) }))
+		of = append(of, metrics.Counter("policy_loads_total", "Loads of the policy by what came of them.", prometheus.Labels{"result": result}, func() uint64 { return d.counted()[result] }))
 	}
-	return append(of,
-		gauge("refused", "1 while what is on disk or at the bundle's server is not what is in force.", func() float64 {
-			return truth(d.loaded().Refused != nil)
-		}),
-		gauge("bundle_stale", "1 while no check of the policy bundle has succeeded for too long.", func() float64 {
-			return truth(d.keeper.Status().Stale)
-		}),
-		gauge("bundle_checked_timestamp_seconds", "Time of the policy bundle's last successful check, 0 without.", func() float64 {
-			if at := d.keeper.Status().Checked; !at.IsZero() {
-				return float64(at.UnixMilli()) / 1000
-			}
-			return 0
-		}))
+	return of
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"sallyport/audit"
@@ -17,10 +18,14 @@ import (
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
 	"sallyport/gateway/workerapi"
+	"sallyport/internal/api"
 	"sallyport/internal/durable"
 	"sallyport/internal/jail"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
+	"sallyport/policy/approval"
+	"sallyport/policy/finding"
+	"sallyport/policy/limit"
 	"sallyport/sandbox"
 )
 
@@ -185,4 +190,128 @@ func (d *daemon) forget(id string) error {
 		d.supervisor.Ports()
 	}
 	return err
+}
+
+// clients are the users of the explicit proxy as the API sees them, with an
+// event for each change.
+type clients struct{ d *daemon }
+
+func (c clients) Add(ctx context.Context, name string, tags map[string]string) (access.Client, string, error) {
+	added, token, err := c.d.clients.Add(name, tags)
+	if err != nil {
+		return access.Client{}, "", err
+	}
+	if err := c.say(ctx, added, "added"); err != nil {
+		return access.Client{}, "", errors.Join(err, c.d.clients.Remove(name)) // its token was never shown
+	}
+	c.d.supervisor.Clients()
+	return added, token, nil
+}
+
+func (c clients) Remove(ctx context.Context, name string) error {
+	var removed access.Client
+	for _, have := range c.d.clients.List() {
+		if have.Name == name {
+			removed = have
+		}
+	}
+	if err := c.d.clients.Remove(name); err != nil {
+		return err
+	}
+	c.d.supervisor.Clients()
+	return c.say(context.WithoutCancel(ctx), removed, "removed")
+}
+
+func (c clients) List() []access.Client { return c.d.clients.List() }
+
+func (c clients) say(ctx context.Context, who access.Client, state string) error {
+	e := c.d.changed("client/"+who.Name, "client "+who.Name, state)
+	x := &e.Unmapped.Sallyport
+	x.Sandbox, x.SandboxID, x.Tags = who.Name, who.ID, who.Tags
+	return c.d.auditLog.Append(ctx, e)
+}
+
+// limits are the counters as the API sees them.
+type limits struct{ d *daemon }
+
+func (l limits) List(ctx context.Context) ([]api.Limit, error) {
+	counts, err := l.d.supervisor.Limits(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := l.sandboxes()
+	list := make([]api.Limit, 0, len(counts))
+	for _, n := range counts {
+		item := api.Limit{Name: n.Limit, Per: n.Per, Subject: n.Subject, Used: n.Used, Most: n.Most}
+		if n.Every > 0 && n.Every != limit.Forever {
+			item.Resets = n.Ends()
+		}
+		if n.Per == policy.PerSandbox {
+			item.Sandbox = names[n.Subject]
+		}
+		list = append(list, item)
+	}
+	return list, nil
+}
+
+// sandboxes are the names of sandboxes and of users of the explicit proxy by ID.
+func (l limits) sandboxes() map[string]string {
+	names := map[string]string{}
+	for _, c := range l.d.clients.List() {
+		names[c.ID] = c.Name
+	}
+	if l.d.sandboxes != nil {
+		for _, i := range l.d.sandboxes.List() {
+			names[i.ID] = i.Name
+		}
+	}
+	return names
+}
+
+func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject string) (int, error) {
+	counts, err := l.d.supervisor.Limits(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := l.known(name, counts); err != nil {
+		return 0, err
+	}
+	what := fmt.Sprintf("limit %s of %s", name, subject)
+	if subject == "" {
+		subject, what = limit.Every, "limit "+name
+	}
+	names := l.sandboxes()
+	if l.d.sandboxes != nil {
+		// A fork's counter is its lineage's.
+		if i, err := l.d.sandboxes.Get(subject); err == nil && i.Lineage != nil {
+			subject = i.Lineage.Root
+		}
+	}
+	for _, n := range counts {
+		if n.Limit == name && n.Per == policy.PerSandbox && names[n.Subject] == subject {
+			subject = n.Subject
+		}
+	}
+	e := l.d.changed("limit/"+name, what, "reset")
+	e.Actor = actor(by)
+	return l.d.supervisor.ResetLimit(ctx, name, subject, e)
+}
+
+// known is an error for a name that nothing has: it is most likely misspelled.
+func (l limits) known(name string, counts []limit.Count) error {
+	var names []string
+	for _, limit := range l.d.inForce.Load().Limits {
+		names = append(names, limit.Name)
+	}
+	for _, n := range counts {
+		names = append(names, n.Limit)
+	}
+	near := finding.Nearest(name, names)
+	switch {
+	case slices.Contains(names, name):
+		return nil
+	case near != "":
+		return fmt.Errorf("%w: %q: did you mean %q?", api.ErrNoLimit, name, near)
+	}
+	return fmt.Errorf("%w: %q: `sallyport limits` shows those in use", api.ErrNoLimit, name)
 }

@@ -175,9 +175,7 @@ func (d *daemon) recordRevoke(l vault.Lease, err error) {
 		e.Message, e.Detail = "a lease of secret "+l.Credential+" could not be revoked; that is tried again", e.Detail+": "+err.Error()
 		d.log.Error("a lease of Vault could not be revoked; that is tried again", "credential", l.Credential, "lease", l.ID, "error", err)
 	}
-	if err := d.auditLog.Enqueue(e); err != nil {
-		d.log.Error("an event was lost", "message", e.Message, "error", err)
-	}
+	d.enqueue(e)
 }
 
 func ofSandbox(id string) string {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
@@ -25,6 +25,8 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/secretfile"
+	"sallyport/internal/webhook"
+	"sallyport/internal/webhook/signature"
 	"sallyport/policy/finding"
 )
 
@@ -240,42 +242,30 @@ func (d *daemon) TestSink(ctx context.Context, name string) (api.SinkTest, error
 	return t, ctx.Err()
 }
 
-var (
-	sinkSent    = prometheus.NewDesc("sallyport_audit_sink_sent_records_total", "Records that a sink's receiver has acknowledged.", []string{"sink"}, nil)
-	sinkRefused = prometheus.NewDesc("sallyport_audit_sink_refused_records_total", "Records that a sink's receiver refused for good.", []string{"sink"}, nil)
-	sinkLost    = prometheus.NewDesc("sallyport_audit_sink_lost_records_total", "Records that the log lost before a sink had them.", []string{"sink"}, nil)
-	sinkRetries = prometheus.NewDesc("sallyport_audit_sink_retries_total", "Attempts that failed.", []string{"sink"}, nil)
-	sinkWaiting = prometheus.NewDesc("sallyport_audit_sink_waiting_records", "Records that wait for a sink.", []string{"sink"}, nil)
-	sinkBytes   = prometheus.NewDesc("sallyport_audit_sink_waiting_bytes", "Bytes of the log that wait for a sink.", []string{"sink"}, nil)
-	sinkFull    = prometheus.NewDesc("sallyport_audit_sink_full", "1 while more waits for a sink than its spool may hold, else 0.", []string{"sink"}, nil)
-	sinkAway    = prometheus.NewDesc("sallyport_audit_sink_away_seconds", "Time since a sink's receiver began to take nothing, 0 while it takes records.", []string{"sink"}, nil)
-)
-
-// sinkMetrics are read from the sinks when they are asked for.
-type sinkMetrics struct{ of *sink.Set }
-
-func (sinkMetrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sinkSent, sinkRefused, sinkLost, sinkRetries, sinkWaiting, sinkBytes, sinkFull, sinkAway} {
-		to <- d
-	}
-}
-
-func (m sinkMetrics) Collect(to chan<- prometheus.Metric) {
-	for _, s := range m.of.Status() {
-		add := func(d *prometheus.Desc, kind prometheus.ValueType, v float64) {
-			to <- prometheus.MustNewConstMetric(d, kind, v, s.Name)
+// tellWebhooks starts what tells servers of events. One that cannot go on takes
+// nothing else with it.
+func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
+	for i, w := range d.cfg.Webhooks {
+		text, err := secretfile.Read(w.SecretFile, maxSecretFile)
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %w", i, err)
 		}
-		add(sinkSent, prometheus.CounterValue, float64(s.Sent))
-		add(sinkRefused, prometheus.CounterValue, float64(s.Refused))
-		add(sinkLost, prometheus.CounterValue, float64(s.Lost))
-		add(sinkRetries, prometheus.CounterValue, float64(s.Retries))
-		add(sinkWaiting, prometheus.GaugeValue, float64(s.Waiting))
-		add(sinkBytes, prometheus.GaugeValue, float64(s.WaitingBytes))
-		away := 0.0
-		if !s.Away.IsZero() {
-			away = time.Since(s.Away).Seconds()
+		secret, err := signature.ParseSecret(string(text))
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %s: %w", i, w.SecretFile, err)
 		}
-		add(sinkFull, prometheus.GaugeValue, truth(s.Full))
-		add(sinkAway, prometheus.GaugeValue, away)
+		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
+			Dir: filepath.Join(d.cfg.IndexDir(), "webhooks"), Last: d.events.Last(ctx), Events: d.events.Read, Logger: d.log,
+		})
+		if err != nil {
+			return err
+		}
+		g.Go(func() error {
+			if err := s.Run(ctx); err != nil {
+				d.log.Error("a webhook ends", "url", w.URL, "error", err)
+			}
+			return nil
+		})
 	}
+	return nil
 }
