@@ -2,11 +2,11 @@ package index
 
 import (
 	"context"
-	"database/sql"
 	"strings"
 
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
+	"sallyport/internal/sqlite"
 )
 
 // maxBatch is how many events a transaction has.
@@ -81,68 +81,42 @@ func (b *batch) add(e auditlog.Entry) {
 }
 
 // commit writes a batch.
-func (x *Index) commit(ctx context.Context, b *batch) (err error) {
+func (x *Index) commit(ctx context.Context, b *batch) error {
 	if len(b.rows) == 0 && len(b.damage) == 0 {
 		return nil
 	}
-	tx, err := x.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
+	err := sqlite.Transact(ctx, x.db, func(tx *sqlite.Tx) error { return b.write(ctx, tx) })
+	if err == nil {
+		x.last, x.current = b.last, b.current
 	}
-	defer func() {
-		if err != nil {
-			_ = tx.Rollback() // the first error tells more
-		}
-	}()
-	if err := b.write(ctx, tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return err
-	}
-	x.last, x.current = b.last, b.current
-	return nil
+	return err
 }
 
-func (b *batch) write(ctx context.Context, tx *sql.Tx) error {
-	var err error
-	do := func(query string) func(...any) {
-		var s *sql.Stmt
+func (b *batch) write(ctx context.Context, tx *sqlite.Tx) (err error) {
+	do := func(statement string, args ...any) {
 		if err == nil {
-			s, err = tx.PrepareContext(ctx, query)
-		}
-		return func(args ...any) {
-			if err == nil {
-				_, err = s.ExecContext(ctx, args...)
-			}
+			_, err = tx.Exec(ctx, statement, args...)
 		}
 	}
 	// A completion closes the decision of its ID that is there before it.
-	link := do("UPDATE record SET completion = ?1 - number WHERE number = (SELECT number FROM open WHERE id = ?2)")
-	closes := do("DELETE FROM open WHERE id = ?")
 	for _, c := range b.closed {
-		link(int64(c.number), c.id)
-		closes(c.id)
+		do("UPDATE record SET completion = ?1 - number WHERE number = (SELECT number FROM open WHERE id = ?2)", int64(c.number), c.id)
+		do("DELETE FROM open WHERE id = ?", c.id)
 	}
-	record := do("INSERT INTO record(number, at, completion) VALUES(?, ?, nullif(?, 0))")
-	event := do("INSERT INTO event(rowid, terms) VALUES(?, ?)")
-	open := do("INSERT OR REPLACE INTO open(id, number) VALUES(?, ?)")
 	for _, r := range b.rows {
-		record(int64(r.number), r.at, r.completion)
-		event(int64(r.number), r.terms)
+		do("INSERT INTO record(number, at, completion) VALUES(?, ?, nullif(?, 0))", int64(r.number), r.at, r.completion)
+		do("INSERT INTO event(rowid, terms) VALUES(?, ?)", int64(r.number), r.terms)
 		if r.opens != "" {
-			open(r.opens, int64(r.number))
+			do("INSERT OR REPLACE INTO open(id, number) VALUES(?, ?)", r.opens, int64(r.number))
 		}
 	}
-	spans := do("INSERT OR REPLACE INTO span(first, last, low, high, head, tail) VALUES(?, ?, ?, ?, ?, ?)")
 	for _, s := range append(b.spans, b.current) {
 		if s.first > 0 {
-			spans(int64(s.first), int64(s.last), s.low, s.high, s.head, s.tail)
+			do("INSERT OR REPLACE INTO span(first, last, low, high, head, tail) VALUES(?, ?, ?, ?, ?, ?)", int64(s.first), int64(s.last), s.low, s.high, s.head, s.tail)
 		}
 	}
-	damage := do("INSERT OR IGNORE INTO damage(file, at, number, reason) VALUES(?, ?, ?, ?)")
 	for _, d := range b.damage {
-		damage(d.File, d.Offset, int64(d.number), d.Reason)
+		do("INSERT OR IGNORE INTO damage(file, at, number, reason) VALUES(?, ?, ?, ?)", d.File, d.Offset, int64(d.number), d.Reason)
 	}
 	return err
 }

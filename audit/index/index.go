@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit/auditlog"
+	"sallyport/internal/sqlite"
 )
 
 // Index is an index that is written. It is not safe for concurrent use.
@@ -53,7 +54,7 @@ func Open(ctx context.Context, dir, path string) (*Index, error) {
 	defer log.Close()
 	x := &Index{dir: dir}
 	if _, err := os.Stat(path); err == nil {
-		if x.db, err = connect(path, "rw"); err != nil {
+		if x.db, err = sqlite.Open(path, 1, pragmas...); err != nil {
 			return nil, err
 		}
 		if x.last, err = examine(ctx, x.db, log); err == nil {
@@ -64,7 +65,7 @@ func Open(ctx context.Context, dir, path string) (*Index, error) {
 		}
 	}
 	x.last = 0
-	if x.db, err = create(ctx, path); err != nil {
+	if x.db, err = sqlite.Create(ctx, path, schema, version, 1, pragmas...); err != nil {
 		return nil, fmt.Errorf("making the audit's index: %w", err)
 	}
 	return x, nil

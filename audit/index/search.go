@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"errors"
 	"iter"
 	"slices"
 	"strings"
 
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
+	"sallyport/internal/sqlite"
 )
 
 // Search yields the events that a query selects of the log in dir, in order: by the index
@@ -160,20 +160,13 @@ func (l *lookup) prepare() error {
 
 // readDamage reads the next damage: there can be much, if somebody has written it.
 func (l *lookup) readDamage() error {
-	rows, err := l.db.QueryContext(l.ctx, "SELECT file, at, number, reason FROM damage WHERE (number, file, at) > (?, ?, ?) ORDER BY number, file, at LIMIT ?",
-		int64(l.told.number), l.told.File, l.told.Offset, pageSize)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
+	return sqlite.Each(l.ctx, l.db, func(scan func(...any) error) error {
 		d := found{DamageError: new(auditlog.DamageError)}
-		if err := rows.Scan(&d.File, &d.Offset, &d.number, &d.Reason); err != nil {
-			return err
-		}
+		err := scan(&d.File, &d.Offset, &d.number, &d.Reason)
 		l.damage, l.told = append(l.damage, d), d
-	}
-	return rows.Err()
+		return err
+	}, "SELECT file, at, number, reason FROM damage WHERE (number, file, at) > (?, ?, ?) ORDER BY number, file, at LIMIT ?",
+		int64(l.told.number), l.told.File, l.told.Offset, pageSize)
 }
 
 // maxTerms bounds what is asked of FTS5 at once. Each hit is compared with all terms.
@@ -193,26 +186,17 @@ func (l *lookup) page() (more bool, err error) {
 			WHERE event MATCH ? AND event.rowid BETWEEN ? AND ? ORDER BY event.rowid LIMIT ?`
 		args = append([]any{l.match}, args...)
 	}
-	rows, err := l.db.QueryContext(l.ctx, query, args...)
-	if err != nil {
-		return false, err
-	}
-	defer rows.Close()
 	type hit struct {
 		place
 		completion place
 	}
-	var hits []hit
-	for rows.Next() {
-		var h hit
+	hits, err := sqlite.Rows(l.ctx, l.db, func(scan func(...any) error) (h hit, err error) {
 		var number, at sql.NullInt64
-		if err := rows.Scan(&h.number, &h.at, &number, &at); err != nil {
-			return false, err
-		}
+		err = scan(&h.number, &h.at, &number, &at)
 		h.completion = place{uint64(number.Int64), at.Int64}
-		hits = append(hits, h)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return h, err
+	}, query, args...)
+	if err != nil {
 		return false, err
 	}
 	for _, h := range hits {

@@ -8,14 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
-	"net/url"
 	"os"
 	"unicode"
 
 	"sallyport/audit/auditlog"
-
-	_ "modernc.org/sqlite" // the driver "sqlite"
+	"sallyport/internal/sqlite"
 )
 
 // schema has, for each event, its place in the log and its terms. The terms are an FTS5
@@ -41,25 +38,9 @@ const spanned = 1024
 // errUnfit says that the file is not an index of this log by this program.
 var errUnfit = errors.New("the index does not fit the audit log")
 
-// source is where SQLite finds the file. A writer syncs when it moves what it has written
-// into the file: after a crash the index is as it was somewhat earlier.
-func source(path, mode string) string {
-	v := url.Values{"mode": {mode}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-4096)", "trusted_schema(off)",
-	}}
-	if mode == "ro" {
-		v["_pragma"] = []string{"busy_timeout(5000)", "query_only(on)", "trusted_schema(off)"}
-	}
-	return (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String()
-}
-
-func connect(path, mode string) (*sql.DB, error) {
-	db, err := sql.Open("sqlite", source(path, mode))
-	if err == nil {
-		db.SetMaxOpenConns(1)
-	}
-	return db, err
-}
+// pragmas have a writer sync when it moves what it has written into the file: after a crash
+// the index is as it was somewhat earlier.
+var pragmas = []string{"synchronous(normal)", "cache_size(-4096)"}
 
 // reading calls f with an index and its log, both opened to be read, and the number of the
 // last event that is indexed. Nothing is made where there is no index of the log.
@@ -72,7 +53,7 @@ func reading(ctx context.Context, dir, path string, f func(*sql.DB, *auditlog.Pi
 		return err
 	}
 	defer log.Close()
-	db, err := connect(path, "ro")
+	db, err := sqlite.OpenReader(path, 1)
 	if err != nil {
 		return err
 	}
@@ -82,30 +63,6 @@ func reading(ctx context.Context, dir, path string, f func(*sql.DB, *auditlog.Pi
 		return err
 	}
 	return f(db, log, last)
-}
-
-// create makes an index that has nothing, in place of what is there.
-func create(ctx context.Context, path string) (*sql.DB, error) {
-	for _, suffix := range []string{"", "-wal", "-shm"} {
-		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.Close(); err != nil {
-		return nil, err
-	}
-	db, err := connect(path, "rw")
-	if err != nil {
-		return nil, err
-	}
-	if _, err = db.ExecContext(ctx, fmt.Sprintf("BEGIN; %s PRAGMA user_version=%d; COMMIT", schema, version)); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return db, nil
 }
 
 // through is the number of the last event that is in the index: of all before it those are
@@ -157,22 +114,15 @@ func examine(ctx context.Context, db *sql.DB, log *auditlog.Picker) (uint64, err
 		return last, err
 	}
 	first := log.First()
-	rows, err := db.QueryContext(ctx, `SELECT r.number, r.at, s.head FROM span s JOIN record r ON r.number = s.first
+	err = sqlite.Each(ctx, db, func(scan func(...any) error) error {
+		var c checked
+		if err := scan(&c.number, &c.at, &c.sum); err != nil {
+			return err
+		}
+		return c.verify(log)
+	}, `SELECT r.number, r.at, s.head FROM span s JOIN record r ON r.number = s.first
 		WHERE s.first >= ? AND s.first / ? % max((? - ?) / ? / ?, 1) = 0`, first, spanned, last, first, spanned, checks)
 	if err != nil {
-		return 0, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var c checked
-		if err := rows.Scan(&c.number, &c.at, &c.sum); err != nil {
-			return 0, err
-		}
-		if err := c.verify(log); err != nil {
-			return 0, err
-		}
-	}
-	if err := rows.Err(); err != nil {
 		return 0, err
 	}
 	var oldest uint64

@@ -11,6 +11,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -51,7 +52,7 @@ func sum(h hash.Hash) memory.Digest { return memory.Digest(hex.EncodeToString(h.
 // begin with the contents of a base, which are head bytes, only the rest is stored and counts.
 func (r *recording) keep(ctx context.Context, d memory.Digest, data []byte, base memory.Digest, head int64) (bool, error) {
 	there, from := false, int64(0)
-	err := each(ctx, r.tx, func(scan func(...any) error) error {
+	err := sqlite.Each(ctx, r.tx, func(scan func(...any) error) error {
 		var id int64
 		var is memory.Digest
 		err := scan(&id, &is)
@@ -73,16 +74,16 @@ func (r *recording) keep(ctx context.Context, d memory.Digest, data []byte, base
 		return false, nil
 	}
 	packed := encoder().EncodeAll(added, []byte{})
-	_, err = r.exec(ctx, "INSERT INTO content(digest, number, size, stored, base, data) VALUES(?, ?, ?, ?, ?, ?)",
+	err = r.exec(ctx, "INSERT INTO content(digest, number, size, stored, base, data) VALUES(?, ?, ?, ?, ?, ?)",
 		d, r.commit.Number, len(data), len(packed), from, packed)
 	return true, err
 }
 
 // content returns contents by their digest. Its error is [ErrNotKept], [ErrDamaged], or the
 // database's.
-func content(ctx context.Context, q querier, d memory.Digest) (data []byte, err error) {
+func content(ctx context.Context, q sqlite.Querier, d memory.Digest) (data []byte, err error) {
 	there := false
-	err = each(ctx, q, func(scan func(...any) error) error {
+	err = sqlite.Each(ctx, q, func(scan func(...any) error) error {
 		var packed []byte
 		var whole int
 		err := scan(&packed, &whole)
@@ -115,17 +116,17 @@ func content(ctx context.Context, q querier, d memory.Digest) (data []byte, err 
 // built on them. It returns how many stored bytes that frees, and the id of the row at which
 // it stopped, or 0.
 func (r *recording) release(ctx context.Context, id int64) (freed, base int64, err error) {
-	if _, err = r.exec(ctx, "UPDATE content SET digest = NULL WHERE id = ?", id); err != nil {
+	if err = r.exec(ctx, "UPDATE content SET digest = NULL WHERE id = ?", id); err != nil {
 		return 0, 0, err
 	}
 	for base = id; ; {
 		size, below := int64(0), int64(-1)
-		err = each(ctx, r.tx, func(scan func(...any) error) error { return scan(&size, &below) },
+		err = sqlite.Each(ctx, r.tx, func(scan func(...any) error) error { return scan(&size, &below) },
 			"SELECT stored, base FROM content d WHERE id = ? AND digest IS NULL AND NOT EXISTS(SELECT 1 FROM content c WHERE c.base = d.id)", base)
 		if err != nil || below < 0 {
 			return freed, base, err
 		}
-		if _, err = r.exec(ctx, "DELETE FROM content WHERE id = ?", base); err != nil {
+		if err = r.exec(ctx, "DELETE FROM content WHERE id = ?", base); err != nil {
 			return freed, 0, err
 		}
 		freed, base = freed+size, below
@@ -135,7 +136,7 @@ func (r *recording) release(ctx context.Context, id int64) (freed, base int64, e
 // forget takes contents out of the store. Data that other contents begin with stays for them.
 func (r *recording) forget(ctx context.Context, d memory.Digest) error {
 	id := int64(0)
-	err := each(ctx, r.tx, func(scan func(...any) error) error { return scan(&id) }, "SELECT id FROM content WHERE digest = ?", d)
+	err := sqlite.Each(ctx, r.tx, func(scan func(...any) error) error { return scan(&id) }, "SELECT id FROM content WHERE digest = ?", d)
 	if err != nil || id == 0 {
 		return err
 	}
@@ -169,14 +170,14 @@ func (r *recording) bound(ctx context.Context) error {
 			return x, err
 		}
 		var oldest []row
-		oldest, err = rows(ctx, r.tx, read, "SELECT "+from+" ORDER BY number, id")
+		oldest, err = sqlite.Rows(ctx, r.tx, read, "SELECT "+from+" ORDER BY number, id")
 		for len(oldest) > 0 && err == nil && total > r.s.o.MaxBytes {
 			x := oldest[0]
 			oldest = oldest[1:]
 			r.commit.Dropped = append(r.commit.Dropped, x.d)
 			if x.size > 0 {
 				total -= x.size
-				_, err = r.exec(ctx, "DELETE FROM quarantine WHERE id = ?", x.id)
+				err = r.exec(ctx, "DELETE FROM quarantine WHERE id = ?", x.id)
 				continue
 			}
 			var freed, base int64
@@ -186,7 +187,7 @@ func (r *recording) bound(ctx context.Context) error {
 			total -= freed
 			// The base is older than all that are left: it is the next one.
 			var next []row
-			next, err = rows(ctx, r.tx, read, "SELECT "+from+" AND id = ?", base)
+			next, err = sqlite.Rows(ctx, r.tx, read, "SELECT "+from+" AND id = ?", base)
 			oldest = append(next, oldest...)
 		}
 	}
@@ -194,13 +195,13 @@ func (r *recording) bound(ctx context.Context) error {
 }
 
 // verifyContents checks that what is stored are the contents that commits have kept.
-func verifyContents(ctx context.Context, q querier, kept map[memory.Digest]bool) error {
+func verifyContents(ctx context.Context, q sqlite.Querier, kept map[memory.Digest]bool) error {
 	type begun struct {
 		hash hash.Hash
 		size int64
 	}
 	known, unused := map[int64]begun{0: {hash: sha256.New()}}, map[int64]bool{}
-	err := each(ctx, q, func(scan func(...any) error) error {
+	err := sqlite.Each(ctx, q, func(scan func(...any) error) error {
 		var id, base, size, stored int64
 		var digest *memory.Digest
 		var packed []byte

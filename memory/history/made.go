@@ -3,6 +3,8 @@ package history
 import (
 	"context"
 	"fmt"
+
+	"sallyport/internal/sqlite"
 )
 
 // proven is what a proof of a commit has: nobody without the key can make one, and it is of
@@ -18,7 +20,7 @@ func (r *recording) prove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.exec(ctx, "INSERT OR REPLACE INTO made VALUES(?, ?)", r.commit.Number, proof)
+	err = r.exec(ctx, "INSERT OR REPLACE INTO made VALUES(?, ?)", r.commit.Number, proof)
 	return err
 }
 
@@ -30,7 +32,7 @@ func (s *Store) Made(ctx context.Context, c Commit) (bool, error) {
 		return false, err
 	}
 	var proof []byte
-	err = each(ctx, s.read, func(scan func(...any) error) error { return scan(&proof) }, "SELECT proof FROM made WHERE number = ?", c.Number)
+	err = sqlite.Each(ctx, s.read, func(scan func(...any) error) error { return scan(&proof) }, "SELECT proof FROM made WHERE number = ?", c.Number)
 	if err != nil || proof == nil {
 		return false, err
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"unicode/utf8"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -50,7 +51,7 @@ func (s *Store) PutBack(ctx context.Context, f *memory.Folder, of *Commit, c Cau
 // harmless are the lines of a text in quarantine in which nothing is found, or nil.
 func (s *Store) harmless(ctx context.Context, ch Change) ([]byte, error) {
 	id := uint64(0)
-	err := each(ctx, s.read, func(scan func(...any) error) error { return scan(&id) },
+	err := sqlite.Each(ctx, s.read, func(scan func(...any) error) error { return scan(&id) },
 		"SELECT id FROM quarantine WHERE path = ? AND digest = ?", blob(ch.Path), ch.Digest)
 	if err != nil || id == 0 || s.o.Inspect == nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -30,7 +31,7 @@ func (r *recording) seal(ctx context.Context, c Change, data []byte, reason stri
 	if r.s.o.Key == nil {
 		return fmt.Errorf("%q is to be quarantined (%s), and the history has no key to seal it with", c.Path, reason)
 	}
-	there, err := exists(ctx, r.tx, "SELECT 1 FROM quarantine WHERE digest = ? AND path = ?", c.Digest, blob(c.Path))
+	there, err := sqlite.Exists(ctx, r.tx, "SELECT 1 FROM quarantine WHERE digest = ? AND path = ?", c.Digest, blob(c.Path))
 	if err != nil || there {
 		return err
 	}
@@ -38,7 +39,7 @@ func (r *recording) seal(ctx context.Context, c Change, data []byte, reason stri
 	if err != nil {
 		return err
 	}
-	_, err = r.exec(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+	err = r.exec(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
 		r.commit.Number, r.commit.Time.UnixNano(), blob(c.Path), c.Digest, len(data), c.Mode, reason, sealed)
 	return err
 }
@@ -91,7 +92,7 @@ func (s *Store) Quarantine(ctx context.Context, f *memory.Folder, paths []string
 }
 
 func (r *recording) forgetUnneeded(ctx context.Context, d memory.Digest) error {
-	needed, err := exists(ctx, r.tx, "SELECT 1 FROM file WHERE digest = ? LIMIT 1", d)
+	needed, err := sqlite.Exists(ctx, r.tx, "SELECT 1 FROM file WHERE digest = ? LIMIT 1", d)
 	if err != nil || needed || d == "" || d == memory.DigestOf(nil) {
 		return err
 	}
@@ -155,14 +156,14 @@ func scanQuarantine(scan func(...any) error, more ...any) (q Quarantine, err err
 
 // Quarantined returns what is in quarantine, the oldest first.
 func (s *Store) Quarantined(ctx context.Context) ([]Quarantine, error) {
-	return rows(ctx, s.read, func(scan func(...any) error) (Quarantine, error) { return scanQuarantine(scan) }, "SELECT "+quarantineColumns+" FROM quarantine ORDER BY id")
+	return sqlite.Rows(ctx, s.read, func(scan func(...any) error) (Quarantine, error) { return scanQuarantine(scan) }, "SELECT "+quarantineColumns+" FROM quarantine ORDER BY id")
 }
 
 // inQuarantine returns one entry with its contents.
 func (s *Store) inQuarantine(ctx context.Context, id uint64) (q Quarantine, data []byte, err error) {
 	err = fmt.Errorf("%d: %w", id, ErrNoQuarantine)
 	var sealed []byte
-	if e := each(ctx, s.read, func(scan func(...any) error) error {
+	if e := sqlite.Each(ctx, s.read, func(scan func(...any) error) error {
 		q, err = scanQuarantine(scan, &sealed)
 		return err
 	}, "SELECT "+quarantineColumns+", sealed FROM quarantine WHERE id = ?", id); e != nil || err != nil {
@@ -203,7 +204,7 @@ func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Caus
 		if err := r.scan(ctx); err != nil {
 			return err
 		}
-		_, err := r.exec(ctx, "DELETE FROM quarantine WHERE digest = ?", q.Digest)
+		err := r.exec(ctx, "DELETE FROM quarantine WHERE digest = ?", q.Digest)
 		return err
 	})
 }
@@ -216,13 +217,13 @@ func (s *Store) Discard(ctx context.Context, id uint64, c Cause) (*Commit, error
 	return s.change(ctx, nil, c, func(ctx context.Context, r *recording) error {
 		err := fmt.Errorf("%d: %w", id, ErrNoQuarantine)
 		var q Quarantine
-		if e := each(ctx, r.tx, func(scan func(...any) error) error {
+		if e := sqlite.Each(ctx, r.tx, func(scan func(...any) error) error {
 			q, err = scanQuarantine(scan)
 			return err
 		}, "SELECT "+quarantineColumns+" FROM quarantine WHERE id = ?", id); e != nil || err != nil {
 			return cmp.Or(e, err)
 		}
-		if _, err := r.exec(ctx, "DELETE FROM quarantine WHERE id = ?", id); err != nil {
+		if err := r.exec(ctx, "DELETE FROM quarantine WHERE id = ?", id); err != nil {
 			return err
 		}
 		r.purge = true

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -45,7 +46,7 @@ func (s *Store) Commits(ctx context.Context, f Filter) ([]Commit, error) {
 		return nil, err
 	}
 	defer tx.Rollback()
-	list, err := rows(ctx, tx, func(scan func(...any) error) (c Commit, err error) {
+	list, err := sqlite.Rows(ctx, tx, func(scan func(...any) error) (c Commit, err error) {
 		err = scanHead(scan, &c)
 		return c, err
 	}, query+" ORDER BY s.number DESC LIMIT ?", append(args, min(cmp.Or(max(f.Limit, 0), 100), 1000))...)
@@ -78,7 +79,7 @@ func (s *Store) At(ctx context.Context, number uint64) (map[string]Version, erro
 	return at(ctx, s.read, number)
 }
 
-func at(ctx context.Context, q querier, number uint64) (map[string]Version, error) {
+func at(ctx context.Context, q sqlite.Querier, number uint64) (map[string]Version, error) {
 	newest, err := last(ctx, q)
 	if err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func at(ctx context.Context, q querier, number uint64) (map[string]Version, erro
 	if number > newest.Number {
 		return nil, fmt.Errorf("%w: %d, the last one is %d", ErrNoCommit, number, newest.Number)
 	}
-	there, err := exists(ctx, q, "SELECT 1 FROM commits WHERE number = ?", number)
+	there, err := sqlite.Exists(ctx, q, "SELECT 1 FROM commits WHERE number = ?", number)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func at(ctx context.Context, q querier, number uint64) (map[string]Version, erro
 		return nil, fmt.Errorf("%w: %d was trimmed", ErrNoCommit, number)
 	}
 	all := map[string]Version{}
-	err = each(ctx, q, func(scan func(...any) error) error {
+	err = sqlite.Each(ctx, q, func(scan func(...any) error) error {
 		var v Version
 		var path, target []byte
 		err := scan(&path, &v.Commit, &v.Kind, &v.Digest, &v.Size, &v.Mode, &target, &v.Kept)
@@ -160,7 +161,7 @@ func (s *Store) Verify(ctx context.Context) error {
 		return err
 	}
 	defer tx.Rollback()
-	err = each(ctx, tx, func(scan func(...any) error) error {
+	err = sqlite.Each(ctx, tx, func(scan func(...any) error) error {
 		var text string
 		if err := scan(&text); err != nil || text == "ok" {
 			return err
@@ -173,7 +174,7 @@ func (s *Store) Verify(ctx context.Context) error {
 	var before Commit
 	trimmed := false // what is in quarantine may be older then
 	kept, state, known, count := map[memory.Digest]bool{}, map[string]Version{}, map[memory.Digest]bool{}, 0
-	err = each(ctx, tx, func(scan func(...any) error) error {
+	err = sqlite.Each(ctx, tx, func(scan func(...any) error) error {
 		var c Commit
 		var at int64
 		var head string
@@ -246,7 +247,7 @@ func (s *Store) Verify(ctx context.Context) error {
 	if err := verifyContents(ctx, tx, kept); err != nil {
 		return err
 	}
-	return each(ctx, tx, func(scan func(...any) error) error {
+	return sqlite.Each(ctx, tx, func(scan func(...any) error) error {
 		var sealed []byte
 		q, err := scanQuarantine(scan, &sealed)
 		if err != nil {

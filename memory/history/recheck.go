@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -58,7 +59,7 @@ const small = 4 << 10
 // kept looks at the contents that are kept, and at files as far as they have these.
 func (r *recheck) kept(ctx context.Context) error {
 	var ids []int64
-	err := each(ctx, r.tx, func(scan func(...any) error) error {
+	err := sqlite.Each(ctx, r.tx, func(scan func(...any) error) error {
 		var id int64
 		x := &keptRow{}
 		err := scan(&id, &x.base, &x.size, &x.digest)
@@ -165,7 +166,7 @@ func (r *recheck) reason(ctx context.Context, d memory.Digest, data []byte) (rea
 
 // latest is the last change that made a file have contents.
 func (r *recheck) latest(ctx context.Context, d memory.Digest) (c Change, err error) {
-	err = each(ctx, r.tx, func(scan func(...any) error) (err error) { c, err = scanChange(scan); return err },
+	err = sqlite.Each(ctx, r.tx, func(scan func(...any) error) (err error) { c, err = scanChange(scan); return err },
 		"SELECT "+changeColumns+" FROM change c WHERE c.digest = ? ORDER BY c.number DESC LIMIT 1", d)
 	return c, err
 }

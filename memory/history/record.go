@@ -3,7 +3,6 @@ package history
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -32,29 +32,19 @@ const (
 type recording struct {
 	s       *Store
 	f       *memory.Folder
-	tx      *sql.Tx
+	tx      *sqlite.Tx
 	before  Commit
 	commit  Commit
 	allowed memory.Digest // contents that are not inspected
 	read    int64         // bytes
 	leaving []Change      // files that leave the memory
 	purge   bool          // contents have to leave the write-ahead log too
-
-	prepared map[string]*sql.Stmt
 }
 
-// exec prepares a statement once.
-func (r *recording) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+func (r *recording) exec(ctx context.Context, statement string, args ...any) error {
 	r.s.state = nil
-	stmt := r.prepared[query]
-	if stmt == nil {
-		var err error
-		if stmt, err = r.tx.PrepareContext(ctx, query); err != nil {
-			return nil, err
-		}
-		r.prepared[query] = stmt // the end of the transaction closes it
-	}
-	return stmt.ExecContext(ctx, args...)
+	_, err := r.tx.Exec(ctx, statement, args...)
+	return err
 }
 
 // Record commits what has changed in the memory since the last commit. It reads only files
@@ -73,7 +63,7 @@ func (s *Store) record(ctx context.Context, f *memory.Folder, c Cause) (*Commit,
 
 // change makes a commit of what do puts into it.
 func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(context.Context, *recording) error) (*Commit, error) {
-	tx, err := s.write.BeginTx(ctx, nil)
+	tx, err := sqlite.Begin(ctx, s.write)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +77,7 @@ func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(c
 		at = before.Time
 	}
 	r := &recording{
-		s: s, f: f, tx: tx, prepared: map[string]*sql.Stmt{}, before: before,
+		s: s, f: f, tx: tx, before: before,
 		commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()},
 	}
 	if err := do(ctx, r); err != nil {
@@ -257,7 +247,7 @@ func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was boo
 		c.Kept = old.Kept
 	}
 	if was && c.Digest == old.Digest && c.Kind == old.Kind && c.Size == old.Size && c.Mode == old.Mode && c.Target == old.Target && (c.Digest != "" || c.Kind != memory.KindFile) {
-		_, err = r.exec(ctx, "UPDATE file SET inode = ?, changed = ? WHERE path = ?", int64(e.Stamp.Inode), e.Stamp.Changed, blob(c.Path))
+		err = r.exec(ctx, "UPDATE file SET inode = ?, changed = ? WHERE path = ?", int64(e.Stamp.Inode), e.Stamp.Changed, blob(c.Path))
 		return true, err
 	}
 	return true, r.add(ctx, c, e.Stamp)
@@ -290,7 +280,7 @@ func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string,
 	if r.s.o.Inspect == nil || c.Digest == r.allowed {
 		return "", nil
 	}
-	released, err := exists(ctx, r.tx, "SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
+	released, err := sqlite.Exists(ctx, r.tx, "SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
 		c.Digest, Added, memory.Released)
 	if err != nil || released {
 		return "", err
@@ -302,17 +292,17 @@ func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string,
 // add puts a change into the commit, and the state after it.
 func (r *recording) add(ctx context.Context, c Change, stamp memory.Stamp) error {
 	r.commit.Changes = append(r.commit.Changes, c)
-	_, err := r.exec(ctx, "INSERT INTO change VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+	err := r.exec(ctx, "INSERT INTO change VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 		blob(c.Path), r.commit.Number, c.Op, c.Kind, c.Digest, c.Previous, c.Size, c.Mode, blob(c.Target), c.Kept, c.Reason)
 	if err != nil {
 		return err
 	}
 	switch c.Op {
 	case Added, Changed:
-		_, err = r.exec(ctx, "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		err = r.exec(ctx, "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
 			blob(c.Path), r.commit.Number, c.Kind, c.Digest, c.Size, c.Mode, blob(c.Target), int64(stamp.Inode), stamp.Changed)
 	case Removed, Quarantined:
-		_, err = r.exec(ctx, "DELETE FROM file WHERE path = ?", blob(c.Path))
+		err = r.exec(ctx, "DELETE FROM file WHERE path = ?", blob(c.Path))
 	}
 	return err
 }
@@ -345,7 +335,7 @@ func (r *recording) finish(ctx context.Context) (*Commit, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = r.exec(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head); err != nil {
+	if err = r.exec(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head); err != nil {
 		return nil, err
 	}
 	return c, r.prove(ctx)
@@ -367,7 +357,7 @@ func (r *recording) trim(ctx context.Context) error {
 	}
 	c := &r.commit
 	c.Trimmed, c.Dropped, r.purge = true, nil, true
-	err = each(ctx, r.tx, func(scan func(...any) error) error {
+	err = sqlite.Each(ctx, r.tx, func(scan func(...any) error) error {
 		var before Commit
 		err := scanHead(scan, &before)
 		c.Cause.Contacted = append(c.Cause.Contacted, before.Cause.Contacted...)
@@ -383,7 +373,7 @@ func (r *recording) trim(ctx context.Context) error {
 	for _, q := range []string{
 		"DELETE FROM commits", "DELETE FROM change", "DELETE FROM file", "DELETE FROM made",
 	} {
-		if _, err := r.exec(ctx, q); err != nil {
+		if err := r.exec(ctx, q); err != nil {
 			return err
 		}
 	}
@@ -403,7 +393,7 @@ func (r *recording) trim(ctx context.Context) error {
 			UNION SELECT c.base FROM content c JOIN needed USING(id) WHERE c.base > 0) SELECT id FROM needed)`,
 		"UPDATE content SET digest = NULL WHERE digest NOT IN (SELECT digest FROM file)",
 	} {
-		if _, err := r.exec(ctx, q); err != nil {
+		if err := r.exec(ctx, q); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -91,7 +92,7 @@ func (v Version) equal(w Version) bool {
 	return v == w && (v.Digest != "" || v.Kind != memory.KindFile)
 }
 
-func (d *FileDiff) compare(ctx context.Context, q querier) error {
+func (d *FileDiff) compare(ctx context.Context, q sqlite.Querier) error {
 	var text [2]string
 	name := strconv.Quote(d.Path)
 	if plain := name[1 : len(name)-1]; plain == d.Path {

@@ -10,16 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	_ "modernc.org/sqlite" // the driver "sqlite"
-
 	"sallyport/internal/durable"
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -61,16 +58,10 @@ type Store struct {
 	lineages lineages
 }
 
-// source is where SQLite finds the file. A commit is on disk when it returns, and what is
-// deleted is overwritten.
-func source(path, mode string) string {
-	v := url.Values{"mode": {mode}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(full)", "secure_delete(on)", "cache_size(-4096)", "journal_size_limit(16777216)", "trusted_schema(off)",
-	}}
-	if mode == "ro" {
-		v["_pragma"] = []string{"busy_timeout(5000)", "query_only(on)", "trusted_schema(off)"}
-	}
-	return (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String()
+// connect opens the file. A commit is on disk when it returns, and what is deleted is
+// overwritten.
+func connect(path string) (*sql.DB, error) {
+	return sqlite.Open(path, 1, "synchronous(full)", "secure_delete(on)", "cache_size(-4096)", "journal_size_limit(16777216)")
 }
 
 // Open opens the history in a file, and makes it if there is none. Its folder must be out
@@ -92,14 +83,12 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("opening the memory's history: %w", err)
 	}
 	s := &Store{o: o}
-	if s.write, err = sql.Open("sqlite", source(path, "rw")); err != nil {
+	if s.write, err = connect(path); err != nil {
 		return nil, err
 	}
-	s.write.SetMaxOpenConns(1)
-	if s.read, err = sql.Open("sqlite", source(path, "ro")); err != nil {
+	if s.read, err = sqlite.OpenReader(path, 4); err != nil {
 		return nil, errors.Join(err, s.write.Close())
 	}
-	s.read.SetMaxOpenConns(4)
 	s.read.SetMaxIdleConns(1)
 	if err := s.prepare(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("opening the memory's history %s: %w", path, err), s.Close())
@@ -108,28 +97,21 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 }
 
 func (s *Store) prepare(ctx context.Context) error {
-	tx, err := s.write.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	var of int64
-	if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&of); err != nil {
-		return err
-	}
-	switch of {
-	case version:
-	case 0:
-		if _, err := tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA user_version=%d", schema, version)); err != nil {
-			return err
+	return sqlite.Transact(ctx, s.write, func(tx *sqlite.Tx) error {
+		var of int64
+		err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&of)
+		switch {
+		case err != nil || of == version:
+		case of == 0:
+			_, err = tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA user_version=%d", schema, version))
+		default:
+			err = errors.New("another version of this program has made it")
 		}
-	default:
-		return errors.New("another version of this program has made it")
-	}
-	if _, err := tx.ExecContext(ctx, madeSchema); err != nil {
+		if err == nil {
+			_, err = tx.ExecContext(ctx, madeSchema)
+		}
 		return err
-	}
-	return tx.Commit()
+	})
 }
 
 // Close closes the store.
@@ -137,42 +119,6 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return errors.Join(s.read.Close(), s.write.Close())
-}
-
-// querier is a *sql.DB or a *sql.Tx.
-type querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-// each calls do for each row.
-func each(ctx context.Context, q querier, do func(scan func(...any) error) error, query string, args ...any) error {
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := do(rows.Scan); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
-}
-
-// exists says whether a query finds a row.
-func exists(ctx context.Context, q querier, query string, args ...any) (there bool, err error) {
-	err = each(ctx, q, func(func(...any) error) error { there = true; return nil }, query, args...)
-	return there, err
-}
-
-// rows returns what scan makes of each row.
-func rows[T any](ctx context.Context, q querier, scan func(func(...any) error) (T, error), query string, args ...any) (list []T, err error) {
-	err = each(ctx, q, func(row func(...any) error) error {
-		x, err := scan(row)
-		list = append(list, x)
-		return err
-	}, query, args...)
-	return list, err
 }
 
 const changeColumns = "c.path, c.op, c.kind, c.digest, c.previous, c.size, c.mode, c.target, c.kept, c.reason"
@@ -185,12 +131,12 @@ func scanChange(scan func(...any) error) (c Change, err error) {
 }
 
 // changes are those of a commit at or below a path, or all of them.
-func changes(ctx context.Context, q querier, number uint64, path string) ([]Change, error) {
+func changes(ctx context.Context, q sqlite.Querier, number uint64, path string) ([]Change, error) {
 	query, args := "SELECT "+changeColumns+" FROM change c WHERE c.number = ?", []any{number}
 	if path != "" {
 		query, args = query+" AND "+within, append(args, blob(path), blob(path+"/"), blob(path+"0"))
 	}
-	return rows(ctx, q, scanChange, query+" ORDER BY c.path", args...)
+	return sqlite.Rows(ctx, q, scanChange, query+" ORDER BY c.path", args...)
 }
 
 // within is of a path and what is below it: "0" is next to "/".
@@ -219,8 +165,8 @@ func (c Commit) head() (string, error) {
 }
 
 // last is the newest commit, without its changes. It is the zero Commit if there is none.
-func last(ctx context.Context, q querier) (c Commit, err error) {
-	err = each(ctx, q, func(scan func(...any) error) error { return scanHead(scan, &c) },
+func last(ctx context.Context, q sqlite.Querier) (c Commit, err error) {
+	err = sqlite.Each(ctx, q, func(scan func(...any) error) error { return scanHead(scan, &c) },
 		"SELECT number, digest, head FROM commits ORDER BY number DESC LIMIT 1")
 	return c, err
 }
@@ -244,9 +190,9 @@ type file struct {
 	stamp memory.Stamp
 }
 
-func files(ctx context.Context, q querier) (map[string]file, error) {
+func files(ctx context.Context, q sqlite.Querier) (map[string]file, error) {
 	all := map[string]file{}
-	err := each(ctx, q, func(scan func(...any) error) error {
+	err := sqlite.Each(ctx, q, func(scan func(...any) error) error {
 		var v file
 		var path, target []byte
 		var inode int64
@@ -274,7 +220,7 @@ func (s *Store) Copy(ctx context.Context, to string) error {
 		if _, err := s.write.ExecContext(ctx, "VACUUM INTO ?", to); err != nil {
 			return err
 		}
-		db, err := sql.Open("sqlite", source(to, "rw"))
+		db, err := connect(to)
 		if err != nil {
 			return err
 		}
@@ -285,12 +231,7 @@ func (s *Store) Copy(ctx context.Context, to string) error {
 		err = durable.SyncDir(filepath.Dir(to))
 	}
 	if err != nil {
-		for _, suffix := range []string{"", "-wal", "-shm"} {
-			if left := os.Remove(to + suffix); left != nil && !errors.Is(left, fs.ErrNotExist) {
-				err = errors.Join(err, left)
-			}
-		}
-		return fmt.Errorf("copying the memory's history: %w", err)
+		return fmt.Errorf("copying the memory's history: %w", errors.Join(err, sqlite.Remove(to)))
 	}
 	return nil
 }

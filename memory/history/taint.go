@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -68,7 +69,7 @@ func (s *Store) Taint(ctx context.Context, path string, number uint64) (Provenan
 	defer tx.Rollback()
 	v := pathVersion{path: path, number: number}
 	if number == 0 {
-		err = each(ctx, tx, func(scan func(...any) error) error { return scan(&v.number) }, "SELECT number FROM file WHERE path = ?", blob(path))
+		err = sqlite.Each(ctx, tx, func(scan func(...any) error) error { return scan(&v.number) }, "SELECT number FROM file WHERE path = ?", blob(path))
 	}
 	if err == nil && v.number == 0 {
 		err = fmt.Errorf("%q: %w", path, fs.ErrNotExist)
@@ -94,13 +95,13 @@ const versionsOf = `SELECT c.number, c.op, c.digest, s.head ->> '$.cause.contact
 	FROM change c LEFT JOIN commits s USING(number) WHERE c.path = ?3 AND c.number <= ?4 AND c.op <> ?2 ORDER BY c.number DESC`
 
 // lineage follows a version back to where its contents are from.
-func (s *Store) lineage(ctx context.Context, q querier, v pathVersion) (lineage, error) {
+func (s *Store) lineage(ctx context.Context, q sqlite.Querier, v pathVersion) (lineage, error) {
 	x := lineage{first: v.number}
 	done := errors.New("done")
 	for v.number > 0 {
 		var digest memory.Digest
 		next := uint64(0)
-		err := each(ctx, q, func(scan func(...any) error) error {
+		err := sqlite.Each(ctx, q, func(scan func(...any) error) error {
 			var op string
 			var contacted *string
 			var more int
@@ -131,7 +132,7 @@ func (s *Store) lineage(ctx context.Context, q querier, v pathVersion) (lineage,
 		v.number = next
 		if next > 0 {
 			var origin []byte
-			if err := each(ctx, q, func(scan func(...any) error) error { return scan(&origin) },
+			if err := sqlite.Each(ctx, q, func(scan func(...any) error) error { return scan(&origin) },
 				"SELECT path FROM change WHERE digest = ? AND number = ? AND op <> ? ORDER BY path LIMIT 1", digest, next, Discarded); err != nil {
 				return x, err
 			}

@@ -6,9 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 	"sallyport/memory/search"
 )
@@ -96,12 +96,7 @@ func (k *Keeper) dropIndex(s *store) (err error) {
 		err = s.index.Close()
 		s.index = nil
 	}
-	for _, suffix := range []string{"", "-wal", "-shm"} {
-		if e := os.Remove(filepath.Join(k.o.Dir, s.owner.Name, memory.IndexFile+suffix)); !gone(e) {
-			err = errors.Join(err, e)
-		}
-	}
-	return err
+	return errors.Join(err, sqlite.Remove(filepath.Join(k.o.Dir, s.owner.Name, memory.IndexFile)))
 }
 
 // Search implements layer.Searcher. Update comes first.

@@ -100,20 +100,14 @@ func (x *Index) embed(ctx context.Context, news bool, progress Progress) error {
 func (x *Index) embedSome(ctx context.Context, e Embedder) (int, error) {
 	var digests [][]byte
 	var texts []string
-	rows, err := x.db.QueryContext(ctx, "SELECT digest, heading, text FROM unit WHERE digest NOT IN (SELECT digest FROM vector) GROUP BY digest LIMIT ?", embedded)
-	if err != nil {
-		return 0, err
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := each(ctx, x.db, func(scan func(...any) error) error {
 		var digest []byte
 		var heading, text string
-		if err := scan(rows, &digest, &heading, &text); err != nil {
-			return 0, err
-		}
+		err := scan(&digest, &heading, &text)
 		digests, texts = append(digests, digest), append(texts, heading+": "+text)
-	}
-	if err := rows.Err(); err != nil || len(texts) == 0 {
+		return err
+	}, "SELECT digest, heading, text FROM unit WHERE digest NOT IN (SELECT digest FROM vector) GROUP BY digest LIMIT ?", embedded)
+	if err != nil || len(texts) == 0 {
 		return 0, err
 	}
 	vectors, err := embed(ctx, e, texts)
@@ -148,25 +142,17 @@ func pack(v []float32) []byte {
 
 // nearest are the units whose vectors have the least angles to v.
 func (x *Index) nearest(ctx context.Context, v []float32, most int) ([]int64, error) {
-	rows, err := x.db.QueryContext(ctx, "SELECT u.id, v.vector FROM unit u JOIN vector v ON v.digest = u.digest")
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	type scored struct {
 		id     int64
 		cosine float64
 	}
 	query := pack(v)
 	var list []scored
-	for rows.Next() {
+	err := each(ctx, x.db, func(scan func(...any) error) error {
 		var id int64
 		var b []byte
-		if err := scan(rows, &id, &b); err != nil {
-			return nil, err
-		}
-		if len(b) != len(query) {
-			continue
+		if err := scan(&id, &b); err != nil || len(b) != len(query) {
+			return err
 		}
 		var dot, norm int64
 		for i, c := range b {
@@ -176,8 +162,9 @@ func (x *Index) nearest(ctx context.Context, v []float32, most int) ([]int64, er
 		if dot > 0 {
 			list = append(list, scored{id, float64(dot) / math.Sqrt(float64(norm))})
 		}
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}, "SELECT u.id, v.vector FROM unit u JOIN vector v ON v.digest = u.digest")
+	if err != nil {
 		return nil, err
 	}
 	slices.SortFunc(list, func(a, b scored) int { return cmp.Or(cmp.Compare(b.cosine, a.cosine), cmp.Compare(b.id, a.id)) })

@@ -16,17 +16,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
-	"net/url"
 	"os"
 	"sync"
 	"sync/atomic"
 	"unicode"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
-
-	"modernc.org/sqlite"
-	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // schema has the files as they were met, their documents (a file, or a part of a session
@@ -86,7 +82,7 @@ func Open(ctx context.Context, path string, o Options) (*Index, error) {
 	}
 	x := &Index{path: path, options: o}
 	if _, err := os.Stat(path); err == nil {
-		if x.db, err = connect(path); err != nil {
+		if x.db, err = sqlite.Open(path, connections, pragmas...); err != nil {
 			return nil, err
 		}
 		var of int64
@@ -98,9 +94,6 @@ func Open(ctx context.Context, path string, o Options) (*Index, error) {
 		}
 	}
 	if err := x.create(ctx); err != nil {
-		if x.db != nil {
-			err = errors.Join(err, x.db.Close())
-		}
 		return nil, fmt.Errorf("making the search index: %w", err)
 	}
 	return x, nil
@@ -113,16 +106,9 @@ func (x *Index) Close() error {
 	return x.db.Close()
 }
 
-func connect(path string) (*sql.DB, error) {
-	v := url.Values{"mode": {"rw"}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-8192)", "journal_size_limit(16777216)", "secure_delete(on)", "trusted_schema(off)",
-	}}
-	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String())
-	if err == nil {
-		db.SetMaxOpenConns(2)
-	}
-	return db, err
-}
+const connections = 2
+
+var pragmas = []string{"synchronous(normal)", "cache_size(-8192)", "journal_size_limit(16777216)", "secure_delete(on)"}
 
 // create makes an index that has nothing, in place of what is there.
 func (x *Index) create(ctx context.Context) error {
@@ -132,22 +118,10 @@ func (x *Index) create(ctx context.Context) error {
 	if x.db != nil {
 		x.db.Close() // what it says of a damaged index does not matter
 	}
-	for _, suffix := range []string{"", "-wal", "-shm"} {
-		if err := os.Remove(x.path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	db, err := sqlite.Create(ctx, x.path, schema, version, connections, pragmas...)
+	if err == nil {
+		x.db = db // else the one that was closed, whose errors a search returns
 	}
-	f, err := os.OpenFile(x.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if x.db, err = connect(x.path); err != nil {
-		return err
-	}
-	_, err = x.db.ExecContext(ctx, fmt.Sprintf("BEGIN; %s PRAGMA user_version=%d; COMMIT", schema, version))
 	return err
 }
 
@@ -155,24 +129,18 @@ func (x *Index) create(ctx context.Context) error {
 var errDamaged = errors.New("the index is damaged")
 
 // damaged says whether SQLite cannot read the index, or finds in it what cannot be.
-func damaged(err error) bool {
-	var e *sqlite.Error
-	if !errors.As(err, &e) {
-		return errors.Is(err, errDamaged)
-	}
-	switch e.Code() & 0xff {
-	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_ERROR:
-		return true
-	}
-	return false
-}
+func damaged(err error) bool { return errors.Is(err, errDamaged) || sqlite.Damaged(err) }
 
-// scan is rows.Scan.
-func scan(rows *sql.Rows, into ...any) error {
-	if err := rows.Scan(into...); err != nil {
-		return fmt.Errorf("%w: %w", errDamaged, err)
-	}
-	return nil
+// each is sqlite.Each with errDamaged of a row that cannot be scanned.
+func each(ctx context.Context, q sqlite.Querier, do func(scan func(...any) error) error, query string, args ...any) error {
+	return sqlite.Each(ctx, q, func(row func(...any) error) error {
+		return do(func(into ...any) error {
+			if err := row(into...); err != nil {
+				return fmt.Errorf("%w: %w", errDamaged, err)
+			}
+			return nil
+		})
+	}, query, args...)
 }
 
 // ErrFull says that the text of some files is not indexed.

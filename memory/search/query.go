@@ -271,21 +271,15 @@ func (x *Index) list(ctx context.Context, q Query, most int, ordered string, arg
 }
 
 func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered string, args []any) (list []candidate, all bool, err error) {
-	rows, err := x.db.QueryContext(ctx, `SELECT u.id, d.id, d.units, d.entry, f.path, f.bytes, u.line, d.session, u.type, u.heading, u.text, u.time
-		FROM (`+ordered+`) o CROSS JOIN unit u ON u.id = o.id CROSS JOIN document d ON d.id = u.document CROSS JOIN file f ON f.id = d.file
-		ORDER BY o.rank`, append(slices.Clip(args), looked)...)
-	if err != nil {
-		return nil, false, err
-	}
-	defer rows.Close()
 	n := 0
-	for ; len(list) < most && rows.Next(); n++ {
+	err = each(ctx, x.db, func(scan func(...any) error) error {
 		var c candidate
 		var at, bytes int64
 		var units int
-		if err := scan(rows, &c.unit, &c.document, &units, &c.ID, &c.Path, &bytes, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
-			return nil, false, err
+		if err := scan(&c.unit, &c.document, &units, &c.ID, &c.Path, &bytes, &c.Line, &c.Session, &c.Type, &c.Heading, &c.Text, &at); err != nil {
+			return err
 		}
+		n++
 		c.Time, c.Source, c.alone = time.UnixMilli(at).UTC(), "paragraph", units == 1
 		if c.Type == turnType && c.Path == conversations {
 			c.Source = "turn"
@@ -299,9 +293,20 @@ func (x *Index) page(ctx context.Context, q Query, most, looked int, ordered str
 		if q.admits(c.Hit) {
 			list = append(list, c)
 		}
+		if len(list) == most {
+			return errEnough
+		}
+		return nil
+	}, `SELECT u.id, d.id, d.units, d.entry, f.path, f.bytes, u.line, d.session, u.type, u.heading, u.text, u.time
+		FROM (`+ordered+`) o CROSS JOIN unit u ON u.id = o.id CROSS JOIN document d ON d.id = u.document CROSS JOIN file f ON f.id = d.file
+		ORDER BY o.rank`, append(slices.Clip(args), looked)...)
+	if errors.Is(err, errEnough) {
+		err = nil
 	}
-	return list, n < looked, rows.Err()
+	return list, n < looked, err
 }
+
+var errEnough = errors.New("no more is asked for")
 
 // meant lists units by their vectors.
 func (x *Index) meant(ctx context.Context, q Query, most int) ([]candidate, error) {

@@ -2,13 +2,13 @@ package search
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
 	"time"
 
+	"sallyport/internal/sqlite"
 	"sallyport/memory"
 )
 
@@ -138,23 +138,16 @@ func (x *Index) words(ctx context.Context, f *memory.Folder, entries []memory.En
 }
 
 func (x *Index) known(ctx context.Context) (map[string]known, error) {
-	rows, err := x.db.QueryContext(ctx, "SELECT path, id, inode, changed, bytes FROM file")
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	files := map[string]known{}
-	for rows.Next() {
+	return files, each(ctx, x.db, func(scan func(...any) error) error {
 		var path string
 		var k known
 		var inode int64
-		if err := scan(rows, &path, &k.id, &inode, &k.stamp.Changed, &k.bytes); err != nil {
-			return nil, err
-		}
+		err := scan(&path, &k.id, &inode, &k.stamp.Changed, &k.bytes)
 		k.stamp.Inode = uint64(inode)
 		files[path] = k
-	}
-	return files, rows.Err()
+		return err
+	}, "SELECT path, id, inode, changed, bytes FROM file")
 }
 
 // writer writes to the index, a transaction at a time.
@@ -165,38 +158,19 @@ type writer struct {
 	total  int64 // bytes of text that are indexed
 	left   int   // files whose text has no room
 	now    time.Time
-
-	tx       *sql.Tx
-	prepared map[string]*sql.Stmt
+	tx     *sqlite.Tx
 }
 
 func (w *writer) do(work func() error) error {
 	w.index.files = nil
-	tx, err := w.index.db.BeginTx(w.ctx, nil)
-	if err != nil {
-		return err
-	}
-	w.tx, w.prepared = tx, map[string]*sql.Stmt{}
-	if err := work(); err != nil {
-		return errors.Join(err, tx.Rollback())
-	}
-	return tx.Commit()
+	return sqlite.Transact(w.ctx, w.index.db, func(tx *sqlite.Tx) error {
+		w.tx = tx
+		return work()
+	})
 }
 
-// exec executes a statement, which it prepares once in a transaction.
 func (w *writer) exec(statement string, args ...any) (id int64, err error) {
-	s := w.prepared[statement]
-	if s == nil {
-		if s, err = w.tx.PrepareContext(w.ctx, statement); err != nil {
-			return 0, err
-		}
-		w.prepared[statement] = s
-	}
-	r, err := s.ExecContext(w.ctx, args...)
-	if err != nil {
-		return 0, err
-	}
-	return r.LastInsertId()
+	return w.tx.Exec(w.ctx, statement, args...)
 }
 
 // file indexes a file in place of what was known of it. A file that the sandbox took away
@@ -256,20 +230,14 @@ func (w *writer) file(e memory.Entry, k known) error {
 // documents puts documents of a file in place of those that differ.
 func (w *writer) documents(file int64, documents []document) error {
 	old := map[string]int64{}
-	rows, err := w.tx.QueryContext(w.ctx, "SELECT id, digest FROM document WHERE file=?", file)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := each(w.ctx, w.tx, func(scan func(...any) error) error {
 		var id int64
 		var digest []byte
-		if err := scan(rows, &id, &digest); err != nil {
-			return err
-		}
+		err := scan(&id, &digest)
 		old[string(digest)] = id
-	}
-	if err := rows.Err(); err != nil {
+		return err
+	}, "SELECT id, digest FROM document WHERE file=?", file)
+	if err != nil {
 		return err
 	}
 	for _, d := range documents {

@@ -82,7 +82,7 @@ var homes = map[string][]string{
 	"github.com/jackc/pgx":                {"gateway/postgres"}, // messages of the protocol
 	"github.com/xdg-go/scram":             {"gateway/postgres"},
 	"golang.org/x/mod":                    {"audit/tree", "audit/sink", "audit/encoding"},
-	"modernc.org/sqlite":                  {"audit/index", "memory/history", "memory/search"},
+	"modernc.org/sqlite":                  {"internal/sqlite"},
 	"github.com/aymanbagabas/go-udiff":    {"memory/history"},
 	"github.com/twmb/franz-go":            {"audit/sink"},
 	"github.com/minio/minio-go":           {"audit/sink"},
