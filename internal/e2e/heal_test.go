@@ -230,6 +230,10 @@ func testSentryKilled(t *testing.T, w *ward) {
 	for _, name := range strings.Fields(string(out)) {
 		if id := strings.TrimPrefix(name, "sallyport-"); id != w.info("runs").ID && id != w.info("paused").ID {
 			must.OK(t, syscall.Kill(w.sentry(id), syscall.SIGKILL))
+			w.await("the engine to know that "+name+" has ended", func() bool {
+				out, err := w.docker("inspect", "-f", "{{.State.Running}}", name).Output()
+				return err != nil || strings.TrimSpace(string(out)) == "false"
+			})
 		}
 	}
 	w.make("fresh")

@@ -30,7 +30,11 @@ type hunt struct {
 	marks   []mark
 	window  int
 	longest int
-	shift   [1 << 16]uint8 // by the last two bytes of a window, after Horspool
+	// By the last two bytes of a window, after Horspool: how far the next one may be, and
+	// the marks that a window with these bytes may begin. A secret of random bytes may end its
+	// window with two zero bytes, and memory is full of those: few marks are compared there.
+	shift [1 << 16]uint8
+	ends  [1 << 16][]mark
 }
 
 type mark struct{ value, form, text string }
@@ -76,6 +80,8 @@ func newHunt(values map[string]string) *hunt {
 		h.shift[i] = uint8(h.window - 1)
 	}
 	for _, m := range h.marks {
+		end := uint16(m.text[h.window-2])<<8 | uint16(m.text[h.window-1])
+		h.ends[end] = append(h.ends[end], m)
 		for j := 1; j < h.window; j++ {
 			at := &h.shift[uint16(m.text[j-1])<<8|uint16(m.text[j])]
 			*at = min(*at, uint8(h.window-1-j))
@@ -86,11 +92,12 @@ func newHunt(values map[string]string) *hunt {
 
 func (h *hunt) each(data []byte, found func(mark)) {
 	for i := h.window - 1; i < len(data); {
-		if skip := h.shift[uint16(data[i-1])<<8|uint16(data[i])]; skip > 0 {
+		end := uint16(data[i-1])<<8 | uint16(data[i])
+		if skip := h.shift[end]; skip > 0 {
 			i += int(skip)
 			continue
 		}
-		for _, m := range h.marks {
+		for _, m := range h.ends[end] {
 			if from := i - h.window + 1; bytes.HasPrefix(data[from:], []byte(m.text)) {
 				found(m)
 			}
