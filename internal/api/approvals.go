@@ -87,13 +87,9 @@ func (h *handler) listApprovals(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) answerApproval(r *http.Request, a approval.Answer) (approval.Request, error) {
-	by, err := operator(r)
-	if err != nil {
-		return approval.Request{}, err
-	}
-	id := r.PathValue("id")
-	if !h.answerable(PrincipalOf(r.Context()).Tenant, id) {
+	who, id := PrincipalOf(r.Context()), r.PathValue("id")
+	if !h.answerable(who.Tenant, id) {
 		return approval.Request{}, fmt.Errorf("%w: %.64q", approval.ErrUnknown, id)
 	}
-	return h.opt.Approvals.Answer(id, a, by)
+	return h.opt.Approvals.Answer(id, a, who.Operator)
 }

@@ -30,7 +30,7 @@ func serveApprovals(t *testing.T, network string, who func(context.Context, net.
 		address = filepath.Join(t.TempDir(), "s")
 	}
 	l := need[net.Listener](t)(net.Listen(network, address))
-	s := httptest.NewUnstartedServer(checked(t, api.NewHandler(api.Options{Approvals: store})))
+	s := httptest.NewUnstartedServer(checked(t, api.NewHandler(api.Options{Approvals: store, Recorder: &host{}})))
 	s.Listener.Close()
 	s.Listener, s.Config.ConnContext = l, who
 	s.Start()

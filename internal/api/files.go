@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -179,4 +180,24 @@ func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
 			return line(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
 		})
 	})
+}
+
+// streamSteps streams the lines of JSON that do says, each at once. An error before the
+// first line is a problem; a later one is the last line.
+func streamSteps[T any](h *handler, w http.ResponseWriter, r *http.Request, failed func(*Problem) T, do func(say func(T) error) error) {
+	lines, control, begun := json.NewEncoder(w), http.NewResponseController(w), false
+	say := func(line T) error {
+		if !begun {
+			begun = true
+			w.Header().Set("Content-Type", "application/x-ndjson")
+		}
+		_ = control.SetWriteDeadline(time.Now().Add(streamWithin)) // what has none is a test's
+		return errors.Join(lines.Encode(line), control.Flush())
+	}
+	switch err := do(say); {
+	case err != nil && !begun:
+		h.writeProblem(w, r, err)
+	case err != nil:
+		_ = say(failed(h.problemFor(r, err)))
+	}
 }

@@ -45,10 +45,6 @@ type ResetResult struct {
 func (h *handler) limits(r *http.Request) ([]Limit, error) { return h.opt.Limits.List(r.Context()) }
 
 func (h *handler) resetLimit(r *http.Request, in ResetRequest) (ResetResult, error) {
-	by, err := operator(r)
-	if err != nil {
-		return ResetResult{}, err
-	}
-	n, err := h.opt.Limits.Reset(r.Context(), by, r.PathValue("name"), in.Subject)
+	n, err := h.opt.Limits.Reset(r.Context(), PrincipalOf(r.Context()).Operator, r.PathValue("name"), in.Subject)
 	return ResetResult{n}, err
 }

@@ -143,15 +143,6 @@ func from(r *http.Request) *audit.Endpoint {
 	return &audit.Endpoint{IP: addr.Addr().Unmap().String(), Port: int(addr.Port())}
 }
 
-// operator is who sends a request, by name.
-func operator(r *http.Request) (approval.Operator, error) {
-	who := PrincipalOf(r.Context())
-	if who.ID == "" {
-		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", errOperator)
-	}
-	return who.Operator, nil
-}
-
 // Errors of who calls.
 var (
 	// errOperator refuses what only an operator may do.
@@ -226,7 +217,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, 
 	if from, ok := r.Context().Value(sourceKey{}).(netip.Prefix); ok && source == "" {
 		source = from.String()
 	}
-	if n := h.refusals.Count(source); n > 0 && h.opt.Recorder != nil {
+	if n := h.refusals.Count(source); n > 0 {
 		e := audit.Change("api", "refused")
 		e.Message = "API call refused"
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityLow

@@ -150,7 +150,7 @@ func (h *handler) naming(r *http.Request) context.Context {
 			return fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, name)
 		case used:
 			return fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, name)
-		case !who.May(ScopePolicy) && h.opt.Named != nil && h.opt.Named(name):
+		case !who.May(ScopePolicy) && h.opt.Named(name):
 			return fmt.Errorf("%w %s: rules of the policy select sandboxes by the name %q: choose another", errScope, ScopePolicy, name)
 		}
 		return nil
@@ -240,4 +240,35 @@ func (h *handler) unexpose(r *http.Request, _ none) (none, error) {
 		err = h.opt.Exposures.Unexpose(r.Context(), i, port)
 	}
 	return none{}, err
+}
+
+func (h *handler) images(r *http.Request) ([]sandbox.Image, error) {
+	return h.opt.Manager.Images(r.Context())
+}
+
+func (h *handler) removeImage(r *http.Request, _ none) (none, error) {
+	return none{}, h.opt.Manager.RemoveImage(r.Context(), r.URL.Query().Get("name"))
+}
+
+func (h *handler) loadImages(r *http.Request, _ none) ([]sandbox.Image, error) {
+	return h.opt.Manager.LoadImages(r.Context(), r.Body)
+}
+
+// pullImage streams lines of JSON: how it goes on, and at the end the image, or the
+// problem that there was.
+func (h *handler) pullImage(w http.ResponseWriter, r *http.Request) {
+	var in struct {
+		Name string `json:"name"`
+	}
+	if err := decode(r, &in); err != nil {
+		h.writeProblem(w, r, err)
+		return
+	}
+	streamSteps(h, w, r, func(p *Problem) client.ImagePull { return client.ImagePull{Problem: p} }, func(say func(client.ImagePull) error) error {
+		i, err := h.opt.Manager.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
+		if err == nil {
+			_ = say(client.ImagePull{Image: &i}) // the client is gone if this fails
+		}
+		return err
+	})
 }

@@ -76,14 +76,10 @@ type Options struct {
 	Sinks     Sinks
 	Retention Retention
 	Logger    *slog.Logger
-
-	// Recorder and Keys are needed where keys are made; Users are who may use the
-	// unix socket besides root, by number.
-	Recorder Recorder
-	Keys     *Keys
-	Users    map[uint32][]Scope
-	// Once keeps idempotency keys; nil refuses them.
-	Once *idempotency.Store
+	Recorder  Recorder
+	Keys      *Keys
+	Users     map[uint32][]Scope // may use the unix socket besides root, by number
+	Once      *idempotency.Store // keeps idempotency keys
 	// Events yields the events of the audit log from a number on, of a lifecycle
 	// only, and waits for more until ctx is done; 0 is from now on.
 	Events func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error]
@@ -338,9 +334,6 @@ func (h *handler) guard(to route) http.Handler {
 
 // onceOnly serves a request with an idempotency key.
 func (h *handler) onceOnly(w http.ResponseWriter, r *http.Request, to route, who Principal, keys []string) error {
-	if h.opt.Once == nil {
-		return fmt.Errorf("%w: this daemon keeps no idempotency keys", errBadRequest)
-	}
 	err := h.opt.Once.Serve(w, r, idempotency.Call{Caller: who.ID, Owner: who.Owner(), Keys: keys, Secret: to.secret}, to.serve)
 	if errors.Is(err, idempotency.ErrBadKey) || errors.Is(err, idempotency.ErrBody) {
 		err = fmt.Errorf("%w: %w", errBadRequest, err)

@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -174,7 +175,7 @@ func (d *decoder) fields(path string, n ast.Node, v reflect.Value) {
 		}
 		field, known := fields[key]
 		if !known {
-			names := slices.Sorted(keys(fields))
+			names := slices.Sorted(maps.Keys(fields))
 			fix := "the keys here are " + strings.Join(names, ", ")
 			if near := finding.Nearest(key, names); near != "" {
 				fix = fmt.Sprintf("did you mean %q?", near)
@@ -197,16 +198,6 @@ func collect(v reflect.Value, into map[string]reflect.Value) {
 			collect(v.Field(i), into)
 		case name != "" && name != "-":
 			into[name] = v.Field(i)
-		}
-	}
-}
-
-func keys(m map[string]reflect.Value) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
 		}
 	}
 }
@@ -272,12 +263,11 @@ func kindName(v reflect.Value) string {
 	switch v.Type() {
 	case reflect.TypeFor[Age]():
 		return "a time as 90d or 720h"
-	case reflect.TypeFor[Duration](), reflect.TypeFor[policy.Duration]():
+	case reflect.TypeFor[Duration]():
 		return "a time as 30s or 1m"
 	case reflect.TypeFor[policy.Size]():
 		return "a size as 64KiB or 10MiB"
-	}
-	if v.Type() == reflect.TypeFor[time.Time]() {
+	case reflect.TypeFor[time.Time]():
 		return "a moment as 2026-12-01T00:00:00Z"
 	}
 	switch v.Kind() {

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -114,14 +113,12 @@ func (v *validator) memory(c *Config) {
 	}
 }
 
-var storeName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
-
 func (v *validator) stores(list []Store) {
 	seen := map[string]bool{}
 	for i, s := range list {
 		at := fmt.Sprintf("memory.stores[%d]", i)
 		switch {
-		case !storeName.MatchString(s.Name):
+		case !shortName.MatchString(s.Name):
 			v.fail(at+".name", fmt.Sprintf("%q is no name of a store", s.Name), "write up to 32 lower-case letters, digits and dashes")
 		case seen[s.Name]:
 			v.fail(at+".name", fmt.Sprintf("there are two stores %s", s.Name), "give each a name of its own")

@@ -231,8 +231,6 @@ func (v *validator) podsCA(c *Config) {
 	case !policy.VaultPath(strings.Trim(ca.Vault.Mount, "/")):
 		v.fail("pods.ca.vault.mount", fmt.Sprintf("%q is not the path of a mount", ca.Vault.Mount), "write one as pki")
 	default:
-		if ttl := time.Duration(ca.Vault.TTL); ttl < time.Hour || ttl > 8760*time.Hour {
-			v.fail("pods.ca.vault.ttl", fmt.Sprintf("%v is not from 1h to 8760h", ttl), "write a time as 720h")
-		}
+		between(v, "pods.ca.vault.ttl", time.Duration(ca.Vault.TTL), time.Hour, 8760*time.Hour, "from 1h to 8760h", "write a time as 720h")
 	}
 }

@@ -199,7 +199,8 @@ func (c *Config) SinkLogins() map[string][]string {
 	return logins
 }
 
-var sinkName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+// shortName is what names of sinks and of stores look like.
+var shortName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
 func (v *validator) sinks(c *Config) {
 	list := c.Audit.Sinks
@@ -209,17 +210,17 @@ func (v *validator) sinks(c *Config) {
 	for i, s := range list {
 		at := fmt.Sprintf("audit.sinks[%d]", i)
 		switch {
-		case !sinkName.MatchString(s.Name):
+		case !shortName.MatchString(s.Name):
 			v.fail(at+".name", fmt.Sprintf("%q is not the name of a sink", s.Name), "write up to 32 lower-case letters, digits and dashes")
 		case slices.ContainsFunc(list[:i], func(o Sink) bool { return o.Name == s.Name }):
 			v.fail(at+".name", fmt.Sprintf("%q is there twice", s.Name), "give each sink a name of its own")
 		}
 		v.oneOf(at+".encoding", s.Encoding, encoding.Names()...)
 		v.oneOf(at+".spool.whenFull", s.Spool.WhenFull, whenFullBlock, "drop-shipped-only")
-		v.between(at+".spool.bytes", int64(s.Spool.Bytes), 1<<20, 1<<50, "from 1MiB", "4GiB")
-		v.between(at+".batch.events", int64(s.Batch.Events), 1, 100_000, "from 1 to 100000", "500")
-		v.between(at+".batch.bytes", int64(s.Batch.Bytes), 64<<10, 64<<20, "from 64KiB to 64MiB", "1MiB")
-		v.between(at+".batch.wait", int64(s.Batch.Wait), int64(100*time.Millisecond), int64(time.Hour), "from 100ms to 1h", "1s")
+		between(v, at+".spool.bytes", s.Spool.Bytes, 1<<20, 1<<50, "from 1MiB", "write a value as 4GiB, or leave it out for the default")
+		between(v, at+".batch.events", s.Batch.Events, 1, 100_000, "from 1 to 100000", "write a value as 500, or leave it out for the default")
+		between(v, at+".batch.bytes", s.Batch.Bytes, 64<<10, 64<<20, "from 64KiB to 64MiB", "write a value as 1MiB, or leave it out for the default")
+		between(v, at+".batch.wait", time.Duration(s.Batch.Wait), 100*time.Millisecond, time.Hour, "from 100ms to 1h", "write a value as 1s, or leave it out for the default")
 		if _, known := sinkKeys[s.Type]; !known {
 			v.oneOf(at+".type", s.Type, SinkTypes()...)
 			continue
@@ -228,12 +229,6 @@ func (v *validator) sinks(c *Config) {
 		v.receiver(at, s)
 		v.sinkTLS(at+".tls", s.TLS)
 		v.sinkCredential(at, s, c)
-	}
-}
-
-func (v *validator) between(path string, n, least, most int64, bounds, example string) {
-	if n < least || n > most {
-		v.fail(path, "is not "+bounds, "write a value as "+example+", or leave it out for the default")
 	}
 }
 

@@ -68,9 +68,7 @@ func (v *validator) ssh(s SSH, engine string, rules []policy.ExposeRule) {
 	} else {
 		v.sshListen(s, engine, rules)
 	}
-	if d := time.Duration(s.Idle); d < leastIdle || d > mostIdle {
-		v.fail("ssh.idle", fmt.Sprintf("%v is not from 1m to 24h", d), "write a time as 30m, or leave it out for 8h")
-	}
+	between(v, "ssh.idle", time.Duration(s.Idle), leastIdle, mostIdle, "from 1m to 24h", "write a time as 30m, or leave it out for 8h")
 	if len(s.Keys) > maxSSHKeys {
 		v.fail("ssh.keys", fmt.Sprintf("are %d, more than %d", len(s.Keys), maxSSHKeys), "remove those that nobody uses")
 		return

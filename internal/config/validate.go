@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/x509"
 	"fmt"
 	"net"
@@ -35,16 +36,10 @@ func (c *Config) findings() []finding.Finding {
 	if c.Sandbox.Pids < 1 {
 		v.fail("sandbox.pids", fmt.Sprintf("%d processes let no sandbox start", c.Sandbox.Pids), "write a number from 1, or leave it out for 4096")
 	}
-	if n := c.Sandbox.Pool.Size; n < 0 || n > 64 {
-		v.fail("sandbox.pool.size", fmt.Sprintf("%d is no size for it", n), "write a number from 0 to 64")
-	}
+	between(v, "sandbox.pool.size", c.Sandbox.Pool.Size, 0, 64, "from 0 to 64", "write such a number")
 	// `sallyport down` waits for it, and for the sandboxes to stop.
-	if d := time.Duration(c.Gateway.Drain); d < time.Second || d > time.Minute {
-		v.fail("gateway.drain", fmt.Sprintf("%v is not from 1s to 1m", d), "write a time as 30s, or leave it out for 5s")
-	}
-	if n := c.Gateway.Found; n < 1 || n > 1000 {
-		v.fail("gateway.found", fmt.Sprintf("%d is not from 1 to 1000", n), "write such a number, or leave it out for 5")
-	}
+	between(v, "gateway.drain", time.Duration(c.Gateway.Drain), time.Second, time.Minute, "from 1s to 1m", "write a time as 30s, or leave it out for 5s")
+	between(v, "gateway.found", c.Gateway.Found, 1, 1000, "from 1 to 1000", "write such a number, or leave it out for 5")
 	v.proxy(c.Proxy)
 	v.inbound(c.Inbound, c.Engine.Kind)
 	v.ssh(c.SSH, c.Engine.Kind, c.Expose)
@@ -52,9 +47,7 @@ func (c *Config) findings() []finding.Finding {
 		v.listen("metrics.listen", c.Metrics.Listen)
 	}
 	v.vault(c.Vault, c.Credentials)
-	if s := c.Audit.SegmentSize; s < 1<<20 || s > 4<<30 {
-		v.fail("audit.segmentSize", fmt.Sprintf("%d bytes is not from 1 MiB to 4 GiB", s), "write a number of bytes, as in 67108864")
-	}
+	between(v, "audit.segmentSize", c.Audit.SegmentSize, 1<<20, 4<<30, "from 1 MiB to 4 GiB", "write a number of bytes, as in 67108864")
 	v.api(c.API)
 	v.remote(c.Remote)
 	v.webhooks(c.Webhooks)
@@ -127,6 +120,12 @@ func (v *validator) fail(path, message, fix string) {
 func (v *validator) warn(path, message, fix string) {
 	v.fail(path, message, fix)
 	v.findings[len(v.findings)-1].Severity = finding.Warning
+}
+
+func between[N cmp.Ordered](v *validator, path string, n, least, most N, bounds, fix string) {
+	if n < least || n > most {
+		v.fail(path, fmt.Sprintf("%v is not %s", n, bounds), fix)
+	}
 }
 
 func (v *validator) oneOf(path, value string, allowed ...string) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
 	"time"
 
@@ -46,22 +45,6 @@ func exists(cfg *config.Config) error {
 	return nil
 }
 
-// undamaged yields what can be read, and warns of what cannot.
-func undamaged[T any](cmd *cobra.Command, list iter.Seq2[T, error]) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		for v, err := range list {
-			var damage *auditlog.DamageError
-			if errors.As(err, &damage) {
-				fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: warning:", damage)
-				continue
-			}
-			if !yield(v, err) {
-				return
-			}
-		}
-	}
-}
-
 // pairWait is how long a decision waits for its outcome before it is shown alone.
 const pairWait = 2 * time.Second
 
@@ -76,7 +59,7 @@ func newTail(g *cli.Globals) *cobra.Command {
 		if err := exists(cfg); err != nil && !q.Follow {
 			return err
 		}
-		for r, err := range undamaged(cmd, auditlog.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait)) {
+		for r, err := range cli.Undamaged(cmd, auditlog.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait)) {
 			if err != nil {
 				return err
 			}

@@ -1,8 +1,6 @@
 package auditcmd
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
@@ -46,10 +44,10 @@ func newQuery(g *cli.Globals) *cobra.Command {
 		default:
 			return cli.Usagef("--decision %q: use allow, deny, tunnel or approve", q.Decision)
 		}
-		if q.Since, err = moment("since", since); err != nil {
+		if q.Since, err = cli.TimeFlag("since", since); err != nil {
 			return err
 		}
-		if q.Until, err = moment("until", until); err != nil {
+		if q.Until, err = cli.TimeFlag("until", until); err != nil {
 			return err
 		}
 		if err := exists(cfg); err != nil {
@@ -57,25 +55,4 @@ func newQuery(g *cli.Globals) *cobra.Command {
 		}
 		return show(g, cmd, index.Search(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q))
 	})
-}
-
-// moment reads a time, or how long ago it was; zero for no text.
-func moment(flag, text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	t, ok := timeOf(text)
-	if !ok {
-		return t, cli.Usagef("--%s %q: write 24h, or a time as 2026-12-01T00:00:00Z", flag, text)
-	}
-	return t, nil
-}
-
-func timeOf(text string) (time.Time, bool) {
-	var ago config.Age
-	if err := ago.UnmarshalText([]byte(text)); err == nil && ago > 0 {
-		return time.Now().Add(-time.Duration(ago)), true
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	return t, err == nil
 }

@@ -74,7 +74,7 @@ func newDelete(g *cli.Globals) *cobra.Command {
 	c.Flags().BoolVar(&in.Force, "force", false, "also what a sink lacks; it gets a record that says so")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		var ok bool
-		if in.Before, ok = timeOf(before); !ok {
+		if in.Before, ok = cli.Time(before); !ok {
 			return cli.Usagef("--before %q: write a time as 2026-12-01T00:00:00Z, or how long ago, as 90d", before)
 		}
 		in.Before = in.Before.UTC()

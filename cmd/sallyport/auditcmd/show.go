@@ -25,7 +25,7 @@ import (
 // them, all others are records.
 func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[auditlog.Entry, error]) error {
 	w := cmd.OutOrStdout()
-	list = undamaged(cmd, list)
+	list = cli.Undamaged(cmd, list)
 	if g.Output == "ndjson" {
 		return lines(w, list)
 	}

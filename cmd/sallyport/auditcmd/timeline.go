@@ -51,7 +51,7 @@ func bound(cmd *cobra.Command, cfg *config.Config, sandbox, flag, text string, n
 	if text == "" {
 		return at, nil
 	}
-	if at, ok := timeOf(text); ok {
+	if at, ok := cli.Time(text); ok {
 		*since = at
 		return at, nil
 	}

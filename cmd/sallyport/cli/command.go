@@ -2,14 +2,17 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"sallyport/audit/auditlog"
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox/client"
@@ -179,4 +182,20 @@ func elsewhere(root *cobra.Command, name string) string {
 		}
 	}
 	return ""
+}
+
+// Undamaged yields what of a log can be read, and warns of what cannot.
+func Undamaged[T any](cmd *cobra.Command, list iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for v, err := range list {
+			var damage *auditlog.DamageError
+			if errors.As(err, &damage) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: warning:", damage)
+				continue
+			}
+			if !yield(v, err) {
+				return
+			}
+		}
+	}
 }

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"sallyport/internal/config"
 )
 
 // Pairs reads the values NAME=VALUE of the flag what.
@@ -44,4 +47,26 @@ func flagError(c *cobra.Command, err error) error {
 		}
 	}
 	return Usagef("%w: see `%s --help`", err, c.CommandPath())
+}
+
+// TimeFlag reads the time that a flag has, or how long ago it was; zero for no text.
+func TimeFlag(flag, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	t, ok := Time(text)
+	if !ok {
+		return t, Usagef("--%s %q: write 24h, or a time as 2026-12-01T00:00:00Z", flag, text)
+	}
+	return t, nil
+}
+
+// Time reads a time, or how long ago it was, and says whether the text is one.
+func Time(text string) (time.Time, bool) {
+	var ago config.Age
+	if err := ago.UnmarshalText([]byte(text)); err == nil && ago > 0 {
+		return time.Now().Add(-time.Duration(ago)), true
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	return t, err == nil
 }

@@ -16,6 +16,7 @@ import (
 	"sallyport/audit/auditlog"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
+	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 	"sallyport/policy/engine"
@@ -75,10 +76,9 @@ func (x *learner) run(cmd *cobra.Command, cfg *config.Config) error {
 	}
 	x.options.Refused = func(id string) bool { return refused[id] }
 	var l lesson
-	if l.Report, err = learn.Propose(cmd.Context(), p, x.decisions(cmd, q), x.options); err != nil {
+	if l.Report, err = learn.Propose(cmd.Context(), p, cli.Undamaged(cmd, recorded.Read(cmd.Context(), x.dir, q)), x.options); err != nil {
 		return err
 	}
-	x.warn(cmd.ErrOrStderr())
 	name, text := "sallyport.yaml", ""
 	if path := x.Source.Path(); path != "" {
 		data, err := os.ReadFile(path)
@@ -127,7 +127,7 @@ func besides(path string, list []learn.Proposal) {
 func (x *learner) refused(cmd *cobra.Command, q auditlog.Query) (map[string]bool, error) {
 	q.Kind, q.Denied = audit.KindCompletion, true
 	ids := map[string]bool{}
-	// Damage is reported once the decisions are read.
+	// Damage is reported as the decisions are read.
 	for e, err := range auditlog.Undamaged(auditlog.Read(cmd.Context(), x.dir, q)) {
 		if err != nil {
 			return nil, err
@@ -155,7 +155,7 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
 	}
 	// The proposal still denies what there would be to learn once more.
-	again, err := learn.Propose(cmd.Context(), p, x.decisions(cmd, q), x.options)
+	again, err := learn.Propose(cmd.Context(), p, auditlog.Undamaged(recorded.Read(cmd.Context(), x.dir, q)), x.options)
 	return again.Covered, err
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -26,8 +25,6 @@ import (
 // recording says which recorded decisions a command is about.
 type recording struct {
 	dir, since, sandbox string
-	damage              []string // of the log, as it was read
-	lost                int      // more damage than is listed
 }
 
 func (r *recording) flags(c *cobra.Command) {
@@ -42,51 +39,14 @@ func (r *recording) query(cfg *config.Config) (auditlog.Query, error) {
 	if r.dir == "" {
 		r.dir = cfg.AuditDir()
 	}
-	if r.since != "" {
-		ago, err := time.ParseDuration(r.since)
-		if err == nil && ago > 0 {
-			q.Since = time.Now().Add(-ago)
-		} else if q.Since, err = time.Parse(time.RFC3339, r.since); err != nil {
-			return q, cli.Usagef("--since %q: write 24h, or a time as 2026-12-01T00:00:00Z", r.since)
-		}
+	var err error
+	if q.Since, err = cli.TimeFlag("since", r.since); err != nil {
+		return q, err
 	}
 	if _, err := os.Stat(r.dir); errors.Is(err, fs.ErrNotExist) {
 		return q, fmt.Errorf("there is no log in %s: name its folder with --audit", r.dir)
 	}
 	return q, nil
-}
-
-// maxDamage bounds the damage that is listed.
-const maxDamage = 20
-
-// decisions yields the decisions. Damage of the log is kept for the report.
-func (r *recording) decisions(cmd *cobra.Command, q auditlog.Query) iter.Seq2[policy.Recorded, error] {
-	return func(yield func(policy.Recorded, error) bool) {
-		for d, err := range recorded.Read(cmd.Context(), r.dir, q) {
-			var damage *auditlog.DamageError
-			if errors.As(err, &damage) {
-				if len(r.damage) < maxDamage {
-					r.damage = append(r.damage, damage.Error())
-				} else {
-					r.lost++
-				}
-				continue
-			}
-			if !yield(d, err) {
-				return
-			}
-		}
-	}
-}
-
-// warn lists the damage.
-func (r *recording) warn(w io.Writer) {
-	for _, d := range r.damage {
-		fmt.Fprintln(w, "sallyport: warning:", d)
-	}
-	if r.lost > 0 {
-		fmt.Fprintf(w, "sallyport: warning: and %d more\n", r.lost)
-	}
 }
 
 func newReplay(g *cli.Globals) *cobra.Command {
@@ -155,7 +115,6 @@ func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	x.warn(cmd.ErrOrStderr())
 	fails = r.Unfit[policy.UnfitBody] > 0 && slices.Contains(x.failOn, failBody)
 	for c, n := range r.ByChange {
 		fails = fails || n > 0 && (len(x.failOn) == 0 || slices.Contains(x.failOn, string(c)))
@@ -174,7 +133,7 @@ func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q auditlog.Qu
 	if err != nil {
 		return replay.Report{}, err
 	}
-	return replay.Run(cmd.Context(), p, x.decisions(cmd, q))
+	return replay.Run(cmd.Context(), p, cli.Undamaged(cmd, recorded.Read(cmd.Context(), x.dir, q)))
 }
 
 // changed says what has become of decisions.
