@@ -80,6 +80,18 @@ credentials:
 	}
 }
 
+// refuses wants an error for each text that has what the text is mapped to in it, and none
+// where that is empty.
+func refuses(t *testing.T, texts map[string]string) {
+	t.Helper()
+	for text, want := range texts {
+		_, err := config.Parse("sallyport.yaml", []byte(text+"\n"))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s\ngot %v, want an error with %q", text, err, want)
+		}
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name, yaml string

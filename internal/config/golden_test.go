@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
 
 	"sallyport/internal/config"
 	"sallyport/internal/test/must"
@@ -19,57 +20,17 @@ import (
 
 var update = flag.Bool("update", false, "write what is found into the golden files")
 
-// archive is a golden file in the txtar format: a comment, then files, each after a line "--
-// NAME --". The file named want has the findings in them.
-type archive struct {
-	comment string
-	names   []string
-	files   map[string]string
-}
-
-var divider = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
-
-func readArchive(t *testing.T, file string) archive {
-	t.Helper()
-	data, err := os.ReadFile(file)
-	must.OK(t, err)
-	text := string(data)
-	a := archive{files: map[string]string{}}
-	at := divider.FindAllStringSubmatchIndex(text, -1)
-	a.comment = text[:at[0][0]]
-	for i, m := range at {
-		end := len(text)
-		if i+1 < len(at) {
-			end = at[i+1][0]
-		}
-		name := text[m[2]:m[3]]
-		a.names = append(a.names, name)
-		a.files[name] = text[m[1]:end]
-	}
-	return a
-}
-
-func (a archive) write(t *testing.T, file string) {
-	t.Helper()
-	var b strings.Builder
-	b.WriteString(a.comment)
-	for _, name := range a.names {
-		b.WriteString("-- " + name + " --\n" + a.files[name])
-	}
-	must.OK(t, os.WriteFile(file, []byte(b.String()), 0o644))
-}
-
-// unpack writes the files below a new folder.
-func (a archive) unpack(t *testing.T) string {
+// unpack writes the files of an archive below a new folder, but for the findings in them.
+func unpack(t *testing.T, a *txtar.Archive) string {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range a.files {
-		if name == "want" {
+	for _, f := range a.Files {
+		if f.Name == "want" {
 			continue
 		}
-		file := filepath.Join(dir, name)
+		file := filepath.Join(dir, f.Name)
 		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
-		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
+		must.OK(t, os.WriteFile(file, f.Data, 0o600))
 	}
 	return dir
 }
@@ -82,8 +43,10 @@ func TestGolden(t *testing.T) {
 	shown := map[finding.Kind]bool{}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			a := readArchive(t, file)
-			dir := a.unpack(t)
+			a, err := txtar.ParseFile(file)
+			must.OK(t, err)
+			want := &a.Files[slices.IndexFunc(a.Files, func(f txtar.File) bool { return f.Name == "want" })].Data
+			dir := unpack(t, a)
 			findings := config.Check(t.Context(), filepath.Join(dir, "sallyport.yaml"))
 			var got strings.Builder
 			name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".txtar"), "-")
@@ -102,11 +65,11 @@ func TestGolden(t *testing.T) {
 				t.Errorf("no %s is found", own)
 			}
 			if *update {
-				a.files["want"] = got.String()
-				a.write(t, file)
+				*want = []byte(got.String())
+				must.OK(t, os.WriteFile(file, txtar.Format(a), 0o644))
 				return
 			}
-			if diff := cmp.Diff(got.String(), a.files["want"]); diff != "" {
+			if diff := cmp.Diff(got.String(), string(*want)); diff != "" {
 				t.Errorf("with -update it would be: %s", diff)
 			}
 			// A daemon takes what has no errors, and nothing else.
