@@ -99,10 +99,15 @@ func gatewayLine(s api.Process) string {
 	case s.Landlock == 0:
 		line += ", without Landlock, which this kernel does not have or has turned off"
 	}
-	if s.Restarts > 0 {
-		line += fmt.Sprintf("; started again %d times, last after: %s", s.Restarts, s.Failure)
+	return line + again(s.Restarts, s.Failure)
+}
+
+// again says how often a process was started again, and why the last time.
+func again(restarts int, failure string) string {
+	if restarts == 0 {
+		return ""
 	}
-	return line
+	return fmt.Sprintf("; started again %d times, last after: %s", restarts, failure)
 }
 
 func newStatus(g *cli.Globals) *cobra.Command {
@@ -168,10 +173,7 @@ func sshLine(s *api.SSH) string {
 	if s.PID == 0 {
 		line = fmt.Sprintf("ssh at %s: not running", s.Listen)
 	}
-	if s.Restarts > 0 {
-		line += fmt.Sprintf("; started again %d times, last after: %s", s.Restarts, s.Failure)
-	}
-	return line
+	return line + again(s.Restarts, s.Failure)
 }
 
 func newDoctor(g *cli.Globals) *cobra.Command {

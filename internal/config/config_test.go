@@ -127,7 +127,7 @@ func TestParseErrors(t *testing.T) {
 		{"no way to log in", "vault: {address: 'https://vault.example.com'}", []string{"vault.auth", "no way"}},
 		{"two ways to log in", "vault: {address: 'https://v', auth: {tokenFile: t, appRole: {roleID: a, secretIDFile: b}}}", []string{"two ways"}},
 		{"a secret without Vault's address", "vault: {namespace: n}\ncredentials: [{name: a, source: {vault: {path: secret/data/a}}}]", []string{"vault.address", "is missing"}},
-		{"roots that are not there", "vault: {address: 'https://v', roots: nowhere.pem, auth: {tokenFile: t}}", []string{"vault.roots", "cannot be read"}},
+		{"roots that are not there", "vault: {address: 'https://v', roots: nowhere.pem, auth: {tokenFile: t}}", []string{"vault.roots", "cannot be used", "nowhere.pem"}},
 		{"an alias for nothing", "dataDir: *x", []string{"sallyport.yaml:1"}},
 		{"a tag", "dataDir: !!binary aGk=", []string{"tags have no meaning"}},
 		{"a merge key", "x: &x {a: b}\nnetwork: {<<: *x}", []string{"merge keys"}},

@@ -2,11 +2,9 @@ package config
 
 import (
 	"cmp"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +12,7 @@ import (
 
 	"sallyport/internal/hostname"
 	"sallyport/internal/image"
+	"sallyport/internal/roots"
 	"sallyport/policy"
 	"sallyport/policy/finding"
 	"sallyport/policy/validate"
@@ -24,7 +23,7 @@ import (
 func (c *Config) Validate() error { return joined(c.findings()) }
 
 func (c *Config) findings() []finding.Finding {
-	v := &validator{positions: c.Positions}
+	v := &validator{document: c.Document}
 	v.network(c.Network)
 	v.engine(c.Engine)
 	v.pods(c)
@@ -103,17 +102,12 @@ func (v *validator) images(s Sandbox) {
 }
 
 type validator struct {
-	positions map[string]finding.Position
-	findings  []finding.Finding
+	document policy.Document
+	findings []finding.Finding
 }
 
 func (v *validator) fail(path, message, fix string) {
-	at, parent := v.positions[path], path
-	for at.Line == 0 && parent != "" {
-		parent = parent[:max(strings.LastIndexByte(parent, '.'), 0)]
-		at = v.positions[parent]
-	}
-	v.findings = append(v.findings, finding.Finding{Kind: finding.BadValue, Position: at, Path: path, Message: message, Fix: fix})
+	v.findings = append(v.findings, finding.Finding{Kind: finding.BadValue, Position: v.document.Position(path), Path: path, Message: message, Fix: fix})
 }
 
 // warn is fail for what may be meant.
@@ -274,15 +268,7 @@ func (v *validator) upstream(path string, u *policy.Upstream) {
 // roots checks that a file of certificate authorities can be used: without it
 // every request would fail later, and less clearly.
 func (v *validator) roots(path, file string) {
-	if file == "" {
-		return
-	}
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		v.fail(path, fmt.Sprintf("cannot be read: %v", err), "write the path of a PEM file, relative to this one")
-		return
-	}
-	if !x509.NewCertPool().AppendCertsFromPEM(pem) {
-		v.fail(path, file+" holds no PEM certificate", "write the path of a file that begins with -----BEGIN CERTIFICATE-----")
+	if _, err := roots.Read(file); err != nil {
+		v.fail(path, fmt.Sprintf("cannot be used: %v", err), "write the path of a PEM file, relative to this one, that has -----BEGIN CERTIFICATE-----")
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/periodic"
 )
 
 // Program is where the running program's code and constants are in memory.
@@ -56,14 +58,8 @@ func parse(maps, path string) (p Program) {
 // the program's file, at a page fault each.
 func (p Program) Watch(ctx context.Context) {
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for before, released := uint64(0), uint64(0); ; {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+	before, released := uint64(0), uint64(0)
+	_ = periodic.Run(ctx, every, func(time.Time) {
 		metrics.Read(allocated)
 		now := allocated[0].Value.Uint64()
 		if now-before < calm && now-released > worth {
@@ -71,7 +67,7 @@ func (p Program) Watch(ctx context.Context) {
 			released = now
 		}
 		before = now
-	}
+	})
 }
 
 const (

@@ -53,10 +53,13 @@ func New(findings []finding.Finding, version, dir string) any {
 	if version != "" {
 		driver["version"] = version
 	}
-	return object{
-		"version": "2.1.0",
-		"$schema": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json",
-		"runs":    []object{{"tool": object{"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}},
+	return struct { // which says first what it is
+		Version string   `json:"version"`
+		Schema  string   `json:"$schema"`
+		Runs    []object `json:"runs"`
+	}{
+		"2.1.0", "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json",
+		[]object{{"tool": object{"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}},
 	}
 }
 

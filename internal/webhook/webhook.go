@@ -150,20 +150,13 @@ func (s *Sender) Run(ctx context.Context) error {
 			s.opt.Logger.Warn("a webhook is no more and is not asked again before a restart", "url", s.hook.URL)
 			return nil
 		case idle > 0 && len(l.of) > 0 && !l.more:
-			s.rest(ctx, idle)
+			select {
+			case <-ctx.Done():
+			case <-time.After(idle):
+			}
 		}
 	}
 	return nil
-}
-
-// rest waits, for as long or until ctx is done.
-func (s *Sender) rest(ctx context.Context, d time.Duration) {
-	pause := time.NewTimer(d)
-	defer pause.Stop()
-	select {
-	case <-ctx.Done():
-	case <-pause.C:
-	}
 }
 
 // jitter is about a time, so that many do not come back at once.

@@ -22,19 +22,9 @@ func Command(g *cli.Globals) *cobra.Command {
 		newTail(g), newQuery(g), newTimeline(g), newVerify(g), newProve(g), newKey(g), newSink(g), newHold(g), newDelete(g))
 }
 
-// formats are what --output says of the commands that list records.
-var formats = []string{"text", "json", "table", "csv", "ndjson"}
-
 // reads makes c a command that lists records.
 func reads(g *cli.Globals, c *cobra.Command, do func(cmd *cobra.Command, cfg *config.Config, args []string) error) *cobra.Command {
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		cfg, err := g.ConfigFor(formats...)
-		if err != nil {
-			return err
-		}
-		return do(cmd, cfg, args)
-	}
-	return c
+	return cli.Needs(c, func() (*config.Config, error) { return g.ConfigFor("text", "json", "table", "csv", "ndjson") }, do)
 }
 
 // exists says why there is no log to read.

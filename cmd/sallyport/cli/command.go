@@ -20,10 +20,11 @@ import (
 
 // Asks makes c a command that asks the daemon.
 func (g *Globals) Asks(c *cobra.Command, do func(cmd *cobra.Command, d *client.Client, args []string) error) *cobra.Command {
-	return needs(c, g.Daemon, do)
+	return Needs(c, g.Daemon, do)
 }
 
-func needs[T any](c *cobra.Command, get func() (T, error), do func(*cobra.Command, T, []string) error) *cobra.Command {
+// Needs makes c a command that needs what get returns.
+func Needs[T any](c *cobra.Command, get func() (T, error), do func(*cobra.Command, T, []string) error) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		v, err := get()
 		if err != nil {
@@ -36,7 +37,7 @@ func needs[T any](c *cobra.Command, get func() (T, error), do func(*cobra.Comman
 
 // Reads makes c a command that needs the configuration, and no daemon.
 func (g *Globals) Reads(c *cobra.Command, do func(cmd *cobra.Command, cfg *config.Config, args []string) error) *cobra.Command {
-	return needs(c, g.Config, do)
+	return Needs(c, g.Config, do)
 }
 
 // Shows makes c a command that asks the daemon for one thing and prints it.

@@ -2,7 +2,6 @@ package memorycmd
 
 import (
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -56,5 +55,5 @@ func newRelease(g *cli.Globals) *cobra.Command {
 
 func newDiscard(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "discard NAME ID", Short: "Remove a file from quarantine for good", Args: cli.Exactly("NAME", "ID")}
-	return cli.Shows(g, c, of(memclient.Discard, quarantineID), func(w io.Writer, c history.Commit) { printCommit(w, c) })
+	return cli.Shows(g, c, of(memclient.Discard, quarantineID), printCommit)
 }

@@ -1,6 +1,7 @@
 package sandboxcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,9 +65,16 @@ func show(w io.Writer, i sandbox.Info) {
 		say("fork of", fmt.Sprintf("%s (%s), of the lineage of %s", of, l.Parent, l.Root))
 	}
 	if i.Next != nil {
-		next := func(what, text string) { say("next session's "+what, text) }
-		told(next, unlike(i.Spec, *i.Next))
-		gone(next, i.Spec, *i.Next)
+		now, next := map[string]string{}, map[string]string{}
+		told(func(what, text string) { now[what] = text }, i.Spec)
+		told(func(what, text string) { next[what] = text }, *i.Next)
+		for _, of := range []struct{ what, none string }{
+			{"limits", "none"}, {"user", "the image's"}, {"workdir", "the image's"}, {"environment", "none"}, {"offline", "no more"},
+		} {
+			if next[of.what] != now[of.what] {
+				say("next session's "+of.what, cmp.Or(next[of.what], of.none))
+			}
+		}
 	}
 	if len(rows) > 0 {
 		cli.Table(w, rows[0], rows[1:]...)
@@ -104,42 +112,6 @@ func told(say func(what, text string), s sandbox.Spec) {
 	}
 	if s.Offline {
 		say("offline", "no network")
-	}
-}
-
-// unlike is what of next is another than in now.
-func unlike(now, next sandbox.Spec) sandbox.Spec {
-	d := sandbox.Spec{
-		CPUs: changed(now.CPUs, next.CPUs), Memory: changed(now.Memory, next.Memory), Pids: changed(now.Pids, next.Pids),
-		User: changed(now.User, next.User), Workdir: changed(now.Workdir, next.Workdir), Offline: changed(now.Offline, next.Offline),
-	}
-	if !maps.Equal(next.Env, now.Env) {
-		d.Env = next.Env
-	}
-	return d
-}
-
-// changed is next where that is another than now.
-func changed[T comparable](now, next T) (to T) {
-	if next != now {
-		to = next
-	}
-	return to
-}
-
-// gone says what of now there is no more in next.
-func gone(say func(what, text string), now, next sandbox.Spec) {
-	if now.User != "" && next.User == "" {
-		say("user", "the image's")
-	}
-	if now.Workdir != "" && next.Workdir == "" {
-		say("workdir", "the image's")
-	}
-	if len(now.Env) > 0 && len(next.Env) == 0 {
-		say("environment", "none")
-	}
-	if now.Offline && !next.Offline {
-		say("offline", "no more")
 	}
 }
 
