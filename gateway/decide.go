@@ -6,11 +6,13 @@ import (
 	"net/http"
 	"strings"
 
+	"sallyport/audit"
 	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/limits"
 	"sallyport/gateway/live"
+	"sallyport/gateway/placeholder"
 	"sallyport/gateway/turn"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
@@ -245,4 +247,42 @@ func (g *Gateway) Redecide() {
 	if sweep {
 		g.work.Go(func() { g.live.Sweep(g.life, g.metrics.Revoked.Inc) })
 	}
+}
+
+// findPlaceholders finds the placeholders in the head of a request, before anything is
+// decided.
+func (q *request) findPlaceholders(r *http.Request) {
+	if q.gateway.placeholders != nil {
+		q.placeholders = placeholder.Find(q.gateway.placeholders(q.identity.ID), r, q.host, maxHeader)
+	}
+}
+
+// misplaced denies a request that has a placeholder in its head where the decision does
+// not put the credential.
+func (q *request) misplaced(r *http.Request, d policy.Decision) *answer.Answer {
+	why := q.placeholders.Misplaced(d)
+	if why == nil {
+		return nil
+	}
+	d = floor(d, placeholder.Rule, why.Error())
+	e := q.event(r, d)
+	e.SeverityID = audit.SeverityHigh
+	e.Unmapped.Sallyport.Found = []audit.CredentialUse{{Name: why.Credential}}
+	id := q.gateway.denial(q.peer, q.target, e)
+	q.gateway.metrics.Decided(policy.PhaseRequest, d)
+	a := denied(d, id, r.Method+" "+q.scheme()+"://"+q.authority)
+	a.Remedy = why.Remedy()
+	return a
+}
+
+// refusedWith answers a request that is denied whatever its head says, and that has a
+// placeholder in it.
+func (q *request) refusedWith(r *http.Request, d policy.Decision) *answer.Answer {
+	if q.findPlaceholders(r); !q.placeholders.InHead() {
+		return nil
+	}
+	if q.form.seen == nil {
+		q.describe(r)
+	}
+	return q.misplaced(r, d)
 }

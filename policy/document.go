@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -319,3 +320,79 @@ func (d Document) Position(path string) finding.Position {
 	}
 	return d.Positions[""]
 }
+
+// Approvals says what becomes of a request that an operator has to approve. The
+// zero Approvals holds it.
+type Approvals struct {
+	// Answer is hold (default: the request waits on its connection), or poll:
+	// it is answered at once with 428 (Precondition Required) and an id, and is
+	// to be sent again.
+	// Example: poll
+	Answer string `yaml:"answer" json:",omitempty"`
+	// Timeout is after how long no answer is a no, from 1s to 1h. Default: 5m.
+	// Example: 10m
+	Timeout Duration `yaml:"timeout" json:",omitempty"`
+	// Body is how much of a request's body is kept, in memory, to bind an
+	// approval to it, up to 16MiB. A request with a larger one can be approved for
+	// the session or for a time only. Default: 1MiB.
+	// Example: 4MiB
+	Body Size `yaml:"body" json:",omitempty"`
+}
+
+// Values of Approvals.Answer.
+const (
+	AnswerHold = "hold"
+	AnswerPoll = "poll"
+)
+
+const MaxApprovalBody = 16 << 20 // bytes
+
+// Defaulted is a with what it leaves out filled in.
+func (a Approvals) Defaulted() Approvals {
+	a.Answer = cmp.Or(a.Answer, AnswerHold)
+	a.Timeout = cmp.Or(a.Timeout, Duration(5*time.Minute))
+	a.Body = cmp.Or(a.Body, 1<<20)
+	return a
+}
+
+// AgentPort is where the first process of a sandbox listens for the host. No rule
+// exposes it.
+const AgentPort = 1023
+
+// ExposeRule says which requests may reach a port of a sandbox. The port has to
+// be exposed besides, by an operator and until a time, and who asks has to show
+// that exposure's token.
+type ExposeRule struct {
+	// Name appears in decisions, denials and the audit, and is given once; needed.
+	// Example: previews
+	Name string `yaml:"name"`
+	// Sandboxes selects whose ports the rule is for. Default: every sandbox.
+	// Example: {tags: {team: web}}
+	Sandboxes Selector `yaml:"sandboxes"`
+	// Ports lists the TCP ports inside of the sandbox. Default: every port for
+	// deny; needed to allow requests or forwarded connections.
+	// Example: [8000, 5173]
+	Ports []uint16 `yaml:"ports" json:",omitempty"`
+	// Methods lists HTTP methods in upper case. Default: all.
+	// Example: [GET, HEAD]
+	Methods []string `yaml:"methods" json:",omitempty"`
+	// Paths lists globs over the normalised path, as EgressRule's. Default: all.
+	// Example: ["/docs/**"]
+	Paths []string `yaml:"paths" json:",omitempty"`
+	// SSH makes the rule one for SSH access in place of requests, and lists what of
+	// it: shell (shells and commands), sftp (files), forward (connections to Ports).
+	// Default: a rule for requests; a deny without ports, methods and paths is for
+	// SSH access too.
+	// Example: [shell, sftp]
+	SSH []Protocol `yaml:"ssh" json:",omitempty"`
+	// Action is allow (default) or deny.
+	// Example: deny
+	Action Action `yaml:"action" json:",omitempty"`
+}
+
+// SshProtocols are what can be asked for over SSH.
+var SshProtocols = []Protocol{ProtocolShell, ProtocolSFTP, ProtocolForward}
+
+// SSHPort is the port of a destination in PhaseSSH where what is asked for is no
+// forwarded connection.
+const SSHPort = 22
