@@ -4,78 +4,65 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-
-	"sallyport/policy"
 )
 
-// The fields of a secret that logs in over SSH, and the names of what a login by name and
-// password returns.
-const (
-	FieldPrivateKey  = "privateKey"  // PEM
-	FieldPassphrase  = "passphrase"  // of an encrypted private key
-	FieldCertificate = "certificate" // a line of authorized_keys
-	FieldSignedKey   = "signed_key"  // the same, as Vault's ssh/sign calls it
-	FieldUsername    = "username"
-	FieldPassword    = "password"
-)
-
-// LogIn returns what an injection that logs in over a protocol of its own does so with: for
-// ssh the secret's fields, for postgres and redis a username and a password. Its errors
-// are those of Apply, and never have the secret in them. The caller sends it to the
-// lease's destination alone, and what is secret only once it has verified the server.
-func (l *Lease) LogIn(i policy.Inject) (map[string]Secret, error) {
-	c, values, err := composeLogin(i, l.secret.material.Fields)
-	if err != nil {
-		return nil, fmt.Errorf("logging in with %q: %w", l.Name, err)
-	}
-	for _, field := range c.short {
-		if !l.short(l.Name, field) {
-			return nil, fmt.Errorf("logging in with %q: field %q: %w: set a longer one, or name the field in allowShort of the credential", l.Name, field, ErrShort)
-		}
-	}
-	l.applied = append(l.applied, c)
-	return values, nil
+// Login is a Source whose secret, a username and a password, may also be given to the
+// proxies that a policy's rules name and to registries of images. The others that may lease
+// it are unchanged.
+type Login struct {
+	Source
+	// Proxies lists them as scheme://host:port.
+	Proxies []string
+	// Registries are those of images that are logged in to with it, as names begin.
+	Registries []string
+	// Sinks are those of the audit log that send it to their receivers. With one, nobody
+	// leases it.
+	Sinks []string
 }
 
-func composeLogin(i policy.Inject, fields map[string]Secret) (*composed, map[string]Secret, error) {
-	if i.SSH != nil {
-		key := fields[FieldPrivateKey].Reveal()
-		if key == "" {
-			return nil, nil, fmt.Errorf("%w: it has no field %s", ErrNoSecret, FieldPrivateKey)
-		}
-		// A terminal has it with other ends of lines.
-		c := constant(nil, NewSecret(key), NewSecret(strings.ReplaceAll(strings.TrimSpace(key), "\n", "\r\n")))
-		c.secret = []string{FieldPrivateKey}
-		if fields[FieldPassphrase].Reveal() != "" {
-			c.secret = append(c.secret, FieldPassphrase)
-		}
-		return c, fields, nil
-	}
-	in := i.Postgres
-	if in == nil {
-		in = i.Redis
-	}
-	if in == nil {
-		return nil, nil, fmt.Errorf("the injection is no login")
-	}
-	user, names, err := execute(in.Username, fields)
-	if err != nil && in.Username != "" {
-		return nil, nil, fmt.Errorf("username: %w", err)
-	}
-	password, used, err := execute(in.Password, fields)
+// Login returns the fields username and password of the named credential, to log
+// in with at a proxy. Its errors are Lease's: ErrNotBound when no rule uses the
+// credential for this proxy, ErrNoSecret also when a field is missing.
+func (b *Broker) Login(ctx context.Context, name, proxy string) (username, password Secret, err error) {
+	fields, err := b.granted(ctx, name, "proxy "+proxy, fmt.Sprintf("no rule with proxyAuthRef %q goes through it", name),
+		func(e *entry) bool { return slices.Contains(e.proxies, proxy) })
 	if err != nil {
-		return nil, nil, fmt.Errorf("password: %w", err)
+		return Secret{}, Secret{}, err
 	}
-	if strings.TrimSpace(password) == "" {
-		return nil, nil, fmt.Errorf("%w: the password comes to nothing", ErrNoSecret)
+	username, hasName := fields["username"]
+	password, hasPassword := fields["password"]
+	if !hasName || !hasPassword {
+		return Secret{}, Secret{}, fmt.Errorf("leasing %q: %w for a proxy, which asks for the fields username and password", name, ErrNoSecret)
 	}
-	if len(used) == 0 {
-		used = names
+	return username, password, nil
+}
+
+// SinkLogin returns the fields of the named credential for a sink of the audit log. Its
+// errors are Lease's: ErrNotBound when the configuration names it for no such sink.
+func (b *Broker) SinkLogin(ctx context.Context, name, sink string) (map[string]Secret, error) {
+	fields, err := b.granted(ctx, name, "audit sink "+sink, "audit.sinks in sallyport.yaml does not name it for that",
+		func(e *entry) bool { return slices.Contains(e.sinks, sink) })
+	return maps.Clone(fields), err
+}
+
+// granted reads the fields of a credential for a use that may be made of it. The use and
+// the hint are for the error of one that may not.
+func (b *Broker) granted(ctx context.Context, name, use, hint string, may func(*entry) bool) (map[string]Secret, error) {
+	e, ok := b.current.Load().entries[name]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
+	case !may(e):
+		return nil, fmt.Errorf("leasing %q for the %s: %w: %s", name, use, ErrNotBound, hint)
 	}
-	c := constant(nil, NewSecret(password), NewSecret(password)).keeps(used, fields)
-	return c, map[string]Secret{FieldUsername: NewSecret(user), FieldPassword: NewSecret(password)}, nil
+	s, err := e.get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("leasing %q: %w", name, err)
+	}
+	return s.material.Fields, nil
 }
 
 // RegistryLogin is what a registry of images is shown: a username and a password, or

@@ -174,24 +174,22 @@ func Check(i policy.Inject, fields map[string]Secret, now time.Time) error {
 		return err
 	}
 	if i.SSH != nil {
-		return checkSSH(fields)
+		if _, err := ParseSSH(fields); err != nil {
+			return fmt.Errorf("%w: the field %s is no private key of SSH: %w; set the file that ssh-keygen makes, and the field %s if it has one",
+				ErrUnfit, FieldPrivateKey, err, FieldPassphrase)
+		}
+		return nil
 	}
 	return c.expired(now)
 }
 
-// checkSSH says why a private key cannot be read. An error of package ssh has nothing of
-// the key in it.
-func checkSSH(fields map[string]Secret) error {
-	key := []byte(strings.TrimSpace(fields[FieldPrivateKey].Reveal()) + "\n")
-	var err error
+// ParseSSH reads the private key of a secret. An error of package ssh has nothing of the key
+// in it.
+func ParseSSH(fields map[string]Secret) (key ssh.Signer, err error) {
+	text := []byte(strings.TrimSpace(fields[FieldPrivateKey].Reveal()) + "\n")
+	defer clear(text)
 	if passphrase := fields[FieldPassphrase].Reveal(); passphrase != "" {
-		_, err = ssh.ParsePrivateKeyWithPassphrase(key, []byte(passphrase))
-	} else {
-		_, err = ssh.ParsePrivateKey(key)
+		return ssh.ParsePrivateKeyWithPassphrase(text, []byte(passphrase))
 	}
-	if err != nil {
-		return fmt.Errorf("%w: the field %s is no private key of SSH: %w; set the file that ssh-keygen makes, and the field %s if it has one",
-			ErrUnfit, FieldPrivateKey, err, FieldPassphrase)
-	}
-	return nil
+	return ssh.ParsePrivateKey(text)
 }

@@ -13,7 +13,7 @@ import (
 // equal give a secret in the same way.
 //
 // To add a kind: a type that implements it, a case of [kindOf], a field of policy.Inject with
-// what policy/inject.go says of each (InjectKinds, Kind, Place, Signs), and its checks in
+// what policy/inject.go says of each (InjectKinds, Kinds, Place, Signs), and its checks in
 // policy/validate/inject.go.
 type kind interface {
 	// compose fills the fields of a secret in, once for each version of it.

@@ -63,10 +63,8 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 	if err != nil {
 		return fmt.Errorf("injecting %q: %w", l.Name, err)
 	}
-	for _, field := range c.short {
-		if !l.short(l.Name, field) {
-			return fmt.Errorf("injecting %q: field %q: %w: set a longer one, or name the field in allowShort of the credential", l.Name, field, ErrShort)
-		}
+	if err := l.allowed(c); err != nil {
+		return fmt.Errorf("injecting %q: %w", l.Name, err)
 	}
 	if err := c.expired(time.Now()); err != nil {
 		return fmt.Errorf("injecting %q: %w", l.Name, err)
@@ -81,6 +79,16 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 		l.signed = Secret{&held{[]byte(signature)}} // it is worth nothing in some minutes
 	}
 	l.applied = append(l.applied, c)
+	return nil
+}
+
+// allowed refuses a field that is too short to be kept from who guesses.
+func (l *Lease) allowed(c *composed) error {
+	for _, field := range c.short {
+		if !l.short(l.Name, field) {
+			return fmt.Errorf("field %q: %w: set a longer one, or name the field in allowShort of the credential", field, ErrShort)
+		}
+	}
 	return nil
 }
 

@@ -26,15 +26,7 @@ func newKey(random io.Reader) (ssh.Signer, error) {
 
 // signer is what a secret logs in with: its private key, and its certificate if it has one.
 func signer(fields map[string]credential.Secret) (ssh.Signer, error) {
-	text := []byte(strings.TrimSpace(fields[credential.FieldPrivateKey].Reveal()) + "\n")
-	var key ssh.Signer
-	var err error
-	if passphrase := fields[credential.FieldPassphrase].Reveal(); passphrase != "" {
-		key, err = ssh.ParsePrivateKeyWithPassphrase(text, []byte(passphrase))
-	} else {
-		key, err = ssh.ParsePrivateKey(text)
-	}
-	clear(text)
+	key, err := credential.ParseSSH(fields)
 	if err != nil {
 		return nil, fmt.Errorf("%w: the field %s is no private key that can be read: %w", wire.ErrSecret, credential.FieldPrivateKey, err)
 	}
