@@ -62,36 +62,21 @@ type Inject struct {
 	HMAC *HMACInject `yaml:"hmac" json:"hmac,omitempty"`
 }
 
-// Kind is the key that is set, or [Bearer].
-func (i Inject) Kind() string {
-	switch {
-	case i.Header != nil:
-		return "header"
-	case i.Basic != nil:
-		return "basic"
-	case i.Query != nil:
-		return "query"
-	case i.Cookie != nil:
-		return "cookie"
-	case i.ClientCertificate != nil:
-		return "clientCertificate"
-	case i.Placeholder != nil:
-		return "placeholder"
-	case i.TokenEndpoint:
-		return "tokenEndpoint"
-	case i.SSH != nil:
-		return "ssh"
-	case i.Postgres != nil:
-		return "postgres"
-	case i.Redis != nil:
-		return "redis"
-	case i.AWS != nil:
-		return "aws"
-	case i.HMAC != nil:
-		return "hmac"
+// Kinds are the keys that are set: one, or none for [Bearer].
+func (i Inject) Kinds() (keys []string) {
+	for n, set := range []bool{
+		i.Header != nil, i.Basic != nil, i.Query != nil, i.Cookie != nil, i.ClientCertificate != nil, i.AWS != nil, i.HMAC != nil,
+		i.Placeholder != nil, i.TokenEndpoint, i.SSH != nil, i.Postgres != nil, i.Redis != nil,
+	} {
+		if set {
+			keys = append(keys, InjectKinds[n])
+		}
 	}
-	return Bearer
+	return keys
 }
+
+// Kind is the key that is set, or [Bearer].
+func (i Inject) Kind() string { return append(i.Kinds(), Bearer)[0] }
 
 // Bearer is the kind of the zero Inject: a bearer token in Authorization (RFC 6750).
 const Bearer = "bearer"

@@ -77,23 +77,28 @@ func ParseProxy(s string) (Proxy, error) {
 // in to with it, as Proxy.String gives them.
 func (d Document) ProxyLogins() map[string][]string {
 	logins := map[string][]string{}
-	add := func(u *Upstream) {
-		if u == nil || u.ProxyAuthRef == "" {
-			return
+	for _, u := range d.Upstreams() {
+		if u.ProxyAuthRef == "" {
+			continue
 		}
 		p, err := ParseProxy(u.Proxy)
 		if err != nil {
-			return // a finding of Validate
+			continue // a finding of Validate
 		}
 		if known := logins[u.ProxyAuthRef]; !slices.Contains(known, p.String()) {
 			logins[u.ProxyAuthRef] = append(known, p.String())
 		}
 	}
+	return logins
+}
+
+// Upstreams are those that rules name, in the order of the rules.
+func (d Document) Upstreams() (list []*Upstream) {
 	for _, e := range d.Egress {
-		add(e.Upstream)
+		list = append(list, e.Upstream)
 	}
 	for _, e := range d.EgressAuth {
-		add(e.Upstream)
+		list = append(list, e.Upstream)
 	}
-	return logins
+	return slices.DeleteFunc(list, func(u *Upstream) bool { return u == nil })
 }

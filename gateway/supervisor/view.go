@@ -15,21 +15,12 @@ import (
 
 // rootFiles lists the files of authorities that a document's rules name.
 func rootFiles(doc policy.Document) (files []string) {
-	add := func(u *policy.Upstream) {
-		if u == nil {
-			return
-		}
+	for _, u := range doc.Upstreams() {
 		for _, f := range []string{u.Roots, u.ProxyRoots} {
 			if f != "" && !slices.Contains(files, f) {
 				files = append(files, f)
 			}
 		}
-	}
-	for _, e := range doc.Egress {
-		add(e.Upstream)
-	}
-	for _, e := range doc.EgressAuth {
-		add(e.Upstream)
 	}
 	return files
 }

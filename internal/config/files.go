@@ -34,16 +34,8 @@ func (c *Config) Files() []string {
 	for _, s := range c.Audit.Sinks {
 		add(s.TLS.CAFile, s.TLS.CertFile, s.TLS.KeyFile)
 	}
-	upstream := func(u *policy.Upstream) {
-		if u != nil {
-			add(u.Roots, u.ProxyRoots)
-		}
-	}
-	for _, e := range c.Egress {
-		upstream(e.Upstream)
-	}
-	for _, e := range c.EgressAuth {
-		upstream(e.Upstream)
+	for _, u := range c.Upstreams() {
+		add(u.Roots, u.ProxyRoots)
 	}
 	return files
 }

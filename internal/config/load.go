@@ -154,15 +154,8 @@ func (c *Config) resolve(dir string) {
 	if own := auth.Certificate; own != nil {
 		paths = append(paths, &own.Certificate, &own.Key)
 	}
-	for i := range c.Egress {
-		if u := c.Egress[i].Upstream; u != nil {
-			paths = append(paths, &u.Roots, &u.ProxyRoots)
-		}
-	}
-	for i := range c.EgressAuth {
-		if u := c.EgressAuth[i].Upstream; u != nil {
-			paths = append(paths, &u.Roots, &u.ProxyRoots)
-		}
+	for _, u := range c.Upstreams() {
+		paths = append(paths, &u.Roots, &u.ProxyRoots)
 	}
 	for i := range c.Credentials {
 		paths = append(paths, c.Credentials[i].Exchange.Roots()...)

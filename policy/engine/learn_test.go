@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aymanbagabas/go-udiff"
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/config"
@@ -124,7 +125,7 @@ egressAuth:
 		t.Errorf("learned twice: %+v, %v", again, err)
 	}
 	// Everything that was there is there, in its place.
-	diff := learn.Diff("sallyport.yaml", text, now)
+	diff := udiff.Unified("sallyport.yaml", "proposed", text, now)
 	for line := range strings.Lines(diff) {
 		if strings.HasPrefix(line, "-") && !strings.HasPrefix(line, "---") {
 			t.Errorf("taken out: %s", line)

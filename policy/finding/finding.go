@@ -99,8 +99,7 @@ func Findings(err error) []Finding {
 		}
 		return all
 	}
-	var f Finding
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[Finding](err); ok {
 		return []Finding{f}
 	}
 	return []Finding{{Message: err.Error()}}

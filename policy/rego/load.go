@@ -336,8 +336,7 @@ func Position(l *ast.Location) finding.Position {
 
 func yamlError(file string, err error) error {
 	f := finding.Finding{Kind: finding.BadData, Position: finding.Position{File: file}, Message: err.Error(), Fix: "write YAML or JSON"}
-	var y yaml.Error
-	if errors.As(err, &y) {
+	if y, ok := errors.AsType[yaml.Error](err); ok {
 		f.Message = y.GetMessage()
 		if tk := y.GetToken(); tk != nil && tk.Position != nil {
 			f.Position.Line, f.Position.Column = tk.Position.Line, tk.Position.Column

@@ -120,9 +120,7 @@ func (v *validator) inject(path string, in *policy.Inject) {
 	if in == nil {
 		return
 	}
-	given := 0
 	if h := in.Header; h != nil {
-		given++
 		if !policy.IsToken(h.Name) {
 			v.say(finding.BadInject, path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
 		} else if slices.Contains(unsettable, strings.ToLower(h.Name)) {
@@ -131,7 +129,6 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		v.template(path+".header.value", h.Value, true)
 	}
 	if b := in.Basic; b != nil {
-		given++
 		v.template(path+".basic.username", b.Username, false)
 		v.template(path+".basic.password", b.Password, false)
 		if !strings.Contains(b.Username+b.Password, "{{") {
@@ -139,21 +136,18 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		}
 	}
 	if q := in.Query; q != nil {
-		given++
 		if q.Name == "" {
 			v.say(finding.BadInject, path+".query", "has no name", "write name: and the query parameter")
 		}
 		v.template(path+".query.value", q.Value, true)
 	}
 	if c := in.Cookie; c != nil {
-		given++
 		if !policy.IsToken(c.Name) {
 			v.say(finding.BadInject, path+".cookie", fmt.Sprintf("%q is not the name of a cookie", c.Name), "write name: and the cookie, as session")
 		}
 		v.template(path+".cookie.value", c.Value, true)
 	}
 	if c := in.ClientCertificate; c != nil {
-		given++
 		if c.Certificate != "" {
 			v.template(path+".clientCertificate.certificate", c.Certificate, true)
 		}
@@ -162,15 +156,10 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		}
 	}
 	if in.Placeholder != nil {
-		given++
 		v.places(path+".placeholder", in.Placeholder)
 	}
-	if in.TokenEndpoint {
-		given++
-	}
-	given += v.logins(path, in)
+	v.logins(path, in)
 	if a := in.AWS; a != nil {
-		given++
 		for key, value := range map[string]string{"service": a.Service, "region": a.Region} {
 			if strings.ContainsAny(value, "/ \t\r\n") {
 				v.say(finding.BadInject, path+".aws."+key, fmt.Sprintf("%q is not one", policy.Clean(value)), "write it as it is in the name of the endpoint, as s3 or eu-central-1")
@@ -178,10 +167,9 @@ func (v *validator) inject(path string, in *policy.Inject) {
 		}
 	}
 	if h := in.HMAC; h != nil {
-		given++
 		v.hmac(path+".hmac", h)
 	}
-	if given != 1 {
+	if given := len(in.Kinds()); given != 1 {
 		v.say(finding.BadInject, path, fmt.Sprintf("names %d kinds", given), "write exactly one of "+strings.Join(policy.InjectKinds, ", "))
 	}
 }

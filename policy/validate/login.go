@@ -11,10 +11,9 @@ import (
 	"sallyport/policy/finding"
 )
 
-// logins checks the logins of an injection and counts them.
-func (v *validator) logins(path string, in *policy.Inject) (given int) {
+// logins checks the logins of an injection.
+func (v *validator) logins(path string, in *policy.Inject) {
 	if s := in.SSH; s != nil {
-		given++
 		v.ssh(path+".ssh", s)
 	}
 	for _, l := range []struct {
@@ -22,7 +21,6 @@ func (v *validator) logins(path string, in *policy.Inject) (given int) {
 		*policy.LoginInject
 	}{{"postgres", in.Postgres}, {"redis", in.Redis}} {
 		if l.LoginInject != nil {
-			given++
 			if l.key == "postgres" && l.Username == "" {
 				v.say(finding.BadInject, path+".postgres", "has no username", `write username: and the role to log in as, or "{{ .username }}"`)
 			}
@@ -30,7 +28,6 @@ func (v *validator) logins(path string, in *policy.Inject) (given int) {
 			v.template(path+"."+l.key+".password", l.Password, true)
 		}
 	}
-	return given
 }
 
 // ssh checks a login to an SSH server. Without its keys anybody on the way could be it.

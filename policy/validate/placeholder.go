@@ -2,7 +2,6 @@ package validate
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -10,14 +9,12 @@ import (
 	"sallyport/policy/finding"
 )
 
-var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
-
 // placeholder checks what sandboxes hold in a credential's place.
 func (v *validator) placeholder(path string, c policy.Credential) {
 	if c.Placeholder == nil {
 		return
 	}
-	if !variable.MatchString(c.Placeholder.Env) {
+	if !variableForm.MatchString(c.Placeholder.Env) {
 		v.say(finding.BadCredential, path, fmt.Sprintf("env %q is not the name of a variable", c.Placeholder.Env), "write one as env: OPENAI_API_KEY")
 	}
 	if _, err := c.Placeholder.Shape(c.Name); err != nil {

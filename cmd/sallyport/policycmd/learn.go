@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/aymanbagabas/go-udiff"
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
@@ -91,7 +92,7 @@ func (x *learner) run(cmd *cobra.Command, cfg *config.Config) error {
 	if l.Document, err = learn.Amend(text, l.Proposals); err != nil {
 		return err
 	}
-	l.Diff = learn.Diff(name, text, l.Document)
+	l.Diff = udiff.Unified(name, name+" (proposed)", text, l.Document)
 	if l.NewlyDenied, err = x.verify(cmd, name, l, cfg, q); err != nil {
 		return err
 	}

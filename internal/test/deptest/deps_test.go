@@ -83,7 +83,7 @@ var homes = map[string][]string{
 	"github.com/xdg-go/scram":             {"gateway/postgres"},
 	"golang.org/x/mod":                    {"audit/tree", "audit/sink", "audit/encoding"},
 	"modernc.org/sqlite":                  {"internal/sqlite"},
-	"github.com/aymanbagabas/go-udiff":    {"memory/history"},
+	"github.com/aymanbagabas/go-udiff":    {"memory/history", "cmd/sallyport/policycmd"},
 	"github.com/twmb/franz-go":            {"audit/sink"},
 	"github.com/minio/minio-go":           {"audit/sink"},
 	"go.opentelemetry.io/proto/otlp":      {"audit/sink"},
