@@ -142,8 +142,7 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, end func(error), eve
 		end(fmt.Errorf("it does not write the audit log: %w", err))
 		return ipc.ErrClosed
 	}
-	var refused *ipc.RemoteError
-	if errors.As(err, &refused) {
+	if _, ok := errors.AsType[*ipc.RemoteError](err); ok {
 		return fmt.Errorf("%w: %w", auditlog.ErrUnwritable, err)
 	}
 	return err
@@ -268,12 +267,16 @@ func (t *AuditLog) writer() (*auditlog.Log, error) {
 
 // add closes a writer's account. t.mu is held.
 func (t *AuditLog) add(s auditlog.Stats) {
-	t.base.Events += s.Events
-	t.base.Groups += s.Groups
-	t.base.Syncs += s.Syncs
-	t.base.Failures += s.Failures
-	t.base.Dropped += s.Dropped
-	t.last = auditlog.Stats{}
+	t.base, t.last = sum(t.base, s), auditlog.Stats{}
+}
+
+func sum(a, b auditlog.Stats) auditlog.Stats {
+	a.Events += b.Events
+	a.Groups += b.Groups
+	a.Syncs += b.Syncs
+	a.Failures += b.Failures
+	a.Dropped += b.Dropped
+	return a
 }
 
 // setWorker names the worker that writes, and how it is ended.
@@ -345,16 +348,7 @@ func (t *AuditLog) Stats() auditlog.Stats {
 	t.mu.Lock()
 	own, peer := t.own, t.peer
 	t.mu.Unlock()
-	var now auditlog.Stats
-	if peer != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err != nil {
-			now = auditlog.Stats{}
-		}
-	} else if own != nil {
-		now = own.Stats()
-	}
+	now, _ := statsOf(own, peer)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if peer != nil && peer == t.peer {
@@ -363,13 +357,24 @@ func (t *AuditLog) Stats() auditlog.Stats {
 		}
 		now = t.last
 	}
-	sum := t.base
-	sum.Events += now.Events
-	sum.Groups += now.Groups
-	sum.Syncs += now.Syncs
-	sum.Failures += now.Failures
-	sum.Dropped += now.Dropped + t.dropped
-	return sum
+	now.Dropped += t.dropped
+	return sum(t.base, now)
+}
+
+// statsOf are those of the writer; ok is false where there is none, or it does not answer.
+func statsOf(own *auditlog.Log, peer *ipc.Peer) (now auditlog.Stats, ok bool) {
+	if peer == nil {
+		if own != nil {
+			now = own.Stats()
+		}
+		return now, own != nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err != nil {
+		return auditlog.Stats{}, false
+	}
+	return now, true
 }
 
 // Durable is the number of the last event that is known to be durable. If the worker that
@@ -379,16 +384,11 @@ func (t *AuditLog) Durable() uint64 {
 	own, peer, begun := t.own, t.peer, t.begun
 	t.mu.Unlock()
 	reached := uint64(0)
-	switch {
-	case peer != nil:
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		var now auditlog.Stats
-		if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err == nil {
-			reached = begun - 1 + now.Events
-		}
-	case own != nil:
-		reached = own.Begins() - 1 + own.Stats().Events
+	if own != nil && peer == nil {
+		begun = own.Begins()
+	}
+	if now, ok := statsOf(own, peer); ok {
+		reached = begun - 1 + now.Events
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
-	"sallyport/gateway/access"
 	"sallyport/gateway/credential/sent"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/durable"
@@ -140,15 +138,11 @@ func (s *SavedStore) Forget(id string) error {
 // errUnknownID refuses to keep files for nobody: a worker could fill the disk otherwise.
 var errUnknownID = errors.New("no such sandbox is running, and no such client is known")
 
-func (s *Supervisor) knows(id string) bool {
-	return s.runs(id) || slices.ContainsFunc(s.o.Clients(), func(c access.Client) bool { return c.ID == id })
-}
-
 func (s *Supervisor) saved(_ context.Context, c workerapi.SavedRequest) (workerapi.SavedReply, error) {
 	if s.o.Saved == nil {
 		return workerapi.SavedReply{}, nil
 	}
-	if !s.knows(c.ID) {
+	if !s.isKnown(c.ID) {
 		return workerapi.SavedReply{}, errUnknownID
 	}
 	s.o.Saved.mu.Lock()
@@ -164,7 +158,7 @@ func (s *Supervisor) save(_ context.Context, c workerapi.SaveRequest) (ipc.None,
 	if s.o.Saved == nil {
 		return ipc.None{}, nil
 	}
-	if !s.knows(c.ID) {
+	if !s.isKnown(c.ID) {
 		return ipc.None{}, errUnknownID
 	}
 	err := s.o.Saved.add(c)
