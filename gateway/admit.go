@@ -75,7 +75,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 	r.URL.Scheme, r.URL.Host = q.scheme(), q.authority
 	out := r.WithContext(q)
 	q.sent.take(r, out)
-	q.sent.wait(r, q.gateway.stall)
+	q.sent.wait(r, q.gateway.StallTimeout)
 	if m := q.readBody(w, out); m != nil {
 		q.reject(w, r, m)
 		return nil
@@ -192,7 +192,7 @@ func (q *request) readBody(w http.ResponseWriter, r *http.Request) *form.Error {
 		return nil
 	}
 	q.form.body = bodies.NewBuffered(g.bodies, q.identity.ID, &q.sent.read)
-	late, stop := deadline(w, r, g.handshake)
+	late, stop := deadline(w, r, g.HandshakeTimeout)
 	err := q.form.body.Fill(r.Body, need.Max)
 	stop()
 	switch {

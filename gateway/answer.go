@@ -73,8 +73,7 @@ func limited(a *answer.Answer, e *limits.ExceededError) {
 // where an error becomes a status.
 func failed(err error, id string) *answer.Answer {
 	a := &answer.Answer{Status: status(err), Reason: explain(err), Decision: id}
-	var over *limits.ExceededError
-	if errors.As(err, &over) {
+	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
 		limited(a, over)
 		return a
 	}
@@ -82,8 +81,7 @@ func failed(err error, id string) *answer.Answer {
 		a.Rule, a.Remedy = placeholder.Rule, "The request was broken off before the placeholder had left. "+found.Remedy()
 		return a
 	}
-	var bad *credential.RequestError
-	if errors.As(err, &bad) {
+	if _, ok := errors.AsType[*credential.RequestError](err); ok {
 		a.Remedy = "Nothing was sent."
 		return a
 	}
@@ -279,8 +277,8 @@ func (q *request) answerToken(r *http.Request) *http.Response {
 		return nil
 	}
 	name, own := inject[i].Credential, ""
-	if q.gateway.placeholders != nil {
-		own = q.gateway.placeholders(q.identity.ID).Text(name)
+	if q.gateway.Placeholders != nil {
+		own = q.gateway.Placeholders(q.identity.ID).Text(name)
 	}
 	q.said = "the gateway answered in the place of the token endpoint of " + name + ", and nothing was sent"
 	status, text := tokenendpoint.Answer(r, own)

@@ -68,7 +68,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 	drop := func() {
 		stop()
 		if id != "" {
-			g.approvals.Withdraw(h.peer.identity.ID, id)
+			g.Approvals.Withdraw(h.peer.identity.ID, id)
 		}
 		id, woken, stop = "", nil, func() {}
 	}
@@ -84,7 +84,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 			}
 			d = now // a rule may depend on the time of day
 		}
-		v, err := g.approvals.Ask(ctx, approval.Question{
+		v, err := g.Approvals.Ask(ctx, approval.Question{
 			Subject: h.subject(d), Reason: d.Reason, ID: id, Held: !h.poll, Timeout: max(time.Until(h.expires), 0),
 		})
 		if err != nil {
@@ -97,7 +97,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 		if v.ID != id {
 			drop()
 			id = v.ID
-			woken, stop = g.approvals.Watch(id)
+			woken, stop = g.Approvals.Watch(id)
 			continue // it may have been answered before it was watched
 		}
 		late := time.NewTimer(min(max(time.Until(v.Expires), 0)+10*time.Millisecond, heldFallback*time.Second))
@@ -213,7 +213,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		h.epoch = g.live.Epoch()
 		if now := h.decide(ctx); now.Action == policy.Approve {
 			d = now
-			v, err = g.approvals.Ask(ctx, approval.Question{Subject: h.subject(d), Peek: true})
+			v, err = g.Approvals.Ask(ctx, approval.Question{Subject: h.subject(d), Peek: true})
 		}
 		if err == nil && v.State != approval.Approved {
 			body, length, err = q.readAhead(ctx, h)
@@ -242,7 +242,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		v, err = approval.Verdict{State: approval.Expired}, nil
 	}
 	if err != nil {
-		g.logger.Warn("no operator could be asked", "sandbox", q.identity.Name, "error", err)
+		g.Logger.Warn("no operator could be asked", "sandbox", q.identity.Name, "error", err)
 	}
 	a := q.deny(r, h.unapproved(d, v, err))
 	a.Late = ctx.Err() != nil && grpc.IsCall(r)

@@ -21,7 +21,7 @@ func (q *request) complete(r *http.Request) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler {
 		q.err = errPanic
-		q.gateway.logger.Error("panic in a request", "sandbox", q.identity.Name, "panic", fmt.Sprint(p))
+		q.gateway.Logger.Error("panic in a request", "sandbox", q.identity.Name, "panic", fmt.Sprint(p))
 		if q.out.status == 0 {
 			var id string
 			if q.allowed != nil {
@@ -75,26 +75,13 @@ func (q *request) recordCompletion() {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
 	q.gateway.blocked(c, outcome)
-	names, n, strays := q.got.found()
-	if n > 0 {
-		c.Message = held(names, n, s.Credentials)
-		c.SeverityID = audit.SeverityMedium
-		for _, name := range names {
-			s.Found = append(s.Found, audit.CredentialUse{Name: name})
-		}
-		q.gateway.metrics.Scrubbed.Add(float64(n))
-	}
-	if strays > 0 {
-		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
-		c.SeverityID = audit.SeverityHigh
-	}
+	q.got.tell(c)
 	if q.clock != "" {
-		c.Message = strings.TrimPrefix(c.Message+"; "+q.clock, "; ")
-		c.SeverityID = audit.SeverityMedium
+		also(c, q.clock)
 	}
 	stolen := q.placeholders.Stolen()
 	if stolen != nil {
-		c.Message = strings.TrimPrefix(c.Message+"; "+stolen.Error()+", and was broken off before it left", "; ")
+		also(c, stolen.Error()+", and was broken off before it left")
 		c.SeverityID, c.Action, c.Disposition = audit.SeverityHigh, audit.ActionDenied, audit.DispositionBlocked
 		s.Found = append(s.Found, audit.CredentialUse{Name: stolen.Credential})
 	}
@@ -102,23 +89,65 @@ func (q *request) recordCompletion() {
 		c.Message = strings.TrimPrefix(c.Message+"; "+q.said, "; ")
 	}
 	if len(q.lost) > 0 {
-		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")
-		c.SeverityID = audit.SeverityMedium
+		also(c, forgotten(q.lost))
 	}
 	event.Reached(&q.events, c, q.reached)
 	event.Finished(&q.events, c, time.Since(q.started), q.out.status, q.out.written.Load(), q.sent.read.Load(), q.out.written.Load())
 	q.gateway.enqueue(c)
-	switch {
-	case stolen != nil:
+	if stolen != nil {
 		q.gateway.enqueue(Exfiltration(c))
-	case strays > 0:
-		f := audit.Finding(audit.FindingGuessed, c)
-		f.SeverityID = audit.SeverityHigh
+	} else if f := q.got.finding(c); f != nil {
 		q.gateway.enqueue(f)
-	case n > 0:
-		q.gateway.enqueue(audit.Finding(audit.FindingInAnswer, c))
 	}
 	q.gateway.metrics.Finished(q.out.status, time.Since(q.started))
+}
+
+// tell has a completion say what was found.
+func (f *finds) tell(c *audit.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.hits) == 0 {
+		return
+	}
+	s, total := &c.Unmapped.Sallyport, 0
+	for _, n := range f.hits {
+		total += n
+	}
+	names := slices.Sorted(maps.Keys(f.hits))
+	also(c, held(names, total, s.Credentials))
+	for _, name := range names {
+		s.Found = append(s.Found, audit.CredentialUse{Name: name})
+	}
+	f.on.metrics.Scrubbed.Add(float64(total))
+	if f.strays > 0 {
+		also(c, "a host that it was never sent to answered with it: somebody may be guessing")
+		c.SeverityID = audit.SeverityHigh
+	}
+}
+
+// finding is that of a completion, nil where nothing was found.
+func (f *finds) finding(c *audit.Event) *audit.Event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.strays > 0:
+		return grave(audit.FindingGuessed, c)
+	case len(f.hits) > 0:
+		return audit.Finding(audit.FindingInAnswer, c)
+	}
+	return nil
+}
+
+func grave(kind string, of *audit.Event) *audit.Event {
+	f := audit.Finding(kind, of)
+	f.SeverityID = audit.SeverityHigh
+	return f
+}
+
+// also adds to what a completion says, which is of more weight then.
+func also(c *audit.Event, text string) {
+	c.Message = strings.TrimPrefix(c.Message+"; "+text, "; ")
+	c.SeverityID = max(c.SeverityID, audit.SeverityMedium)
 }
 
 // held says what a response held.

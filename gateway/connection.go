@@ -100,7 +100,7 @@ func (g *Gateway) follow(c *connection) {
 // survive, deferred in each goroutine of a connection, has a panic end the connection alone.
 func (c *connection) survive() {
 	if p := recover(); p != nil {
-		c.gateway.logger.Error("panic on a connection", "sandbox", c.identity.Name, "panic", fmt.Sprint(p))
+		c.gateway.Logger.Error("panic on a connection", "sandbox", c.identity.Name, "panic", fmt.Sprint(p))
 		_ = c.Close()
 	}
 }
@@ -140,7 +140,7 @@ func (g *Gateway) admitConnection(c *connection) bool {
 		if d.Action == policy.Deny && protocol == policy.ProtocolTLS {
 			d = g.loginWithin(ctx, c, d)
 		}
-		if c.asks = d.Action == policy.Approve && g.approvals != nil; c.asks && (!c.protocol.IsOther() || d.Authorised) {
+		if c.asks = d.Action == policy.Approve && g.Approvals != nil; c.asks && (!c.protocol.IsOther() || d.Authorised) {
 			d.Action = policy.Allow // each of its requests is asked about
 		}
 		switch d.Action {
@@ -187,13 +187,13 @@ func (g *Gateway) loginWithin(ctx context.Context, c *connection, d policy.Decis
 // for its server: if a rule would tunnel that, there is nothing more to learn.
 func (g *Gateway) listenTo(ctx context.Context, c *connection) (policy.Protocol, string, error) {
 	start := time.Now()
-	_ = c.SetReadDeadline(start.Add(g.firstByte))
+	_ = c.SetReadDeadline(start.Add(g.FirstByteTimeout))
 	protocol, sni, err := c.Sniff()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		if like, _ := sniff.Classify(c.Seen); like.IsOther() && !c.refused {
 			in := c.target.input(c.peer)
 			in.Protocol = policy.ProtocolOther
-			if a := g.decide(ctx, in).Action; a == policy.Tunnel || a == policy.Approve && g.approvals != nil {
+			if a := g.decide(ctx, in).Action; a == policy.Tunnel || a == policy.Approve && g.Approvals != nil {
 				_ = c.SetReadDeadline(time.Time{})
 				c.silent = len(c.Seen) == 0
 				return policy.ProtocolOther, "", nil
@@ -204,7 +204,7 @@ func (g *Gateway) listenTo(ctx context.Context, c *connection) (policy.Protocol,
 				return policy.ProtocolSSH, "", nil
 			}
 		}
-		_ = c.SetReadDeadline(start.Add(g.handshake))
+		_ = c.SetReadDeadline(start.Add(g.HandshakeTimeout))
 		protocol, sni, err = c.Sniff()
 	}
 	if errors.Is(err, io.EOF) && len(c.Seen) > 0 {
@@ -228,7 +228,7 @@ func (g *Gateway) deny(c *connection, d policy.Decision) {
 // tell answers each request on a connection with a, or closes it.
 func (g *Gateway) tell(c *connection, a *answer.Answer) {
 	if c.protocol.IsOther() {
-		if h, ok := g.handlers[c.protocol].(wire.Refuser); ok {
+		if h, ok := g.Handlers[c.protocol].(wire.Refuser); ok {
 			h.Tell(spoken{c}, a.Reason+" (decision "+a.Decision+")")
 		}
 		_ = c.Close()
@@ -254,24 +254,24 @@ func (g *Gateway) intercept(c *connection) {
 //
 //go:noinline
 func (g *Gateway) endTLS(c *connection, protocols ...string) *tls.Conn {
-	config, err := g.certificates.ServerConfig(c.identity.ID, c.leaf())
+	config, err := g.Certificates.ServerConfig(c.identity.ID, c.leaf())
 	if err == nil && !c.tls() {
 		config = config.Clone()
 		config.NextProtos = protocols
 	}
 	if err != nil {
-		g.logger.Error("no certificate for an intercepted connection", "sandbox", c.identity.Name, "error", err)
+		g.Logger.Error("no certificate for an intercepted connection", "sandbox", c.identity.Name, "error", err)
 		_ = c.Close()
 		return nil
 	}
 	turn := g.hellos.Take(c.identity.ID)
 	defer turn.End()
 	conn := tls.Server(c, config)
-	_ = c.SetDeadline(time.Now().Add(g.handshake))
+	_ = c.SetDeadline(time.Now().Add(g.HandshakeTimeout))
 	if err := conn.Handshake(); err != nil {
 		// Most often a client that does not trust its sandbox's authority.
 		g.metrics.Handshakes.Inc()
-		g.logger.Info("a sandbox did not finish its TLS handshake", "sandbox", c.identity.Name, "name", c.leaf(), "error", err)
+		g.Logger.Info("a sandbox did not finish its TLS handshake", "sandbox", c.identity.Name, "name", c.leaf(), "error", err)
 		// One that was to be told of a denial is recorded already, and a client that
 		// goes away in the middle may have had enough of waiting.
 		if c.answer == nil && !tcp.ClientLeft(err) {

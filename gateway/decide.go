@@ -39,7 +39,7 @@ func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *an
 	}
 	for d.Action == policy.Approve {
 		d = g.checkLimits(q.identity.Sandbox, d, q.form.seen.Size) // no operator is asked about what could not go
-		if d.Action != policy.Approve || g.approvals == nil {
+		if d.Action != policy.Approve || g.Approvals == nil {
 			break
 		}
 		turn.End() // it may take long
@@ -173,7 +173,7 @@ func (q *request) askAboutBody(ctx context.Context) policy.Decision {
 
 // decide asks the policy; an empty answer denies.
 func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
-	d := g.decider.Decide(ctx, in)
+	d := g.Decider.Decide(ctx, in)
 	switch {
 	case d.Err != nil && ctx.Err() != nil:
 		// Nothing waits for it any more, which is no fault of the policy's: a sandbox
@@ -181,13 +181,13 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error(), nil
 	case d.Err != nil:
 		g.metrics.Unevaluated.Inc()
-		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
+		g.Logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
 		d.Action = policy.Deny
 	case d.Action == "":
 		d.Action = policy.Deny
 	}
 	d = g.unlessStopped(in, d)
-	if d.Action == policy.Approve && g.approvals != nil {
+	if d.Action == policy.Approve && g.Approvals != nil {
 		return d // may become either
 	}
 	if d.Action != policy.Allow && d.Action != policy.Tunnel {
@@ -224,7 +224,7 @@ func (g *Gateway) unlisted(ctx context.Context, p *peer, t target) policy.Decisi
 		return floor(policy.Decision{}, "name", "no rule allows the name that led to this address")
 	}
 	d := g.decide(ctx, t.input(p))
-	if d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve && g.approvals != nil {
+	if d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve && g.Approvals != nil {
 		d = floor(d, "stale-name", "the name "+t.host+" was refused when it was looked up and is allowed by now: look it up again")
 	}
 	return d
@@ -252,8 +252,8 @@ func (g *Gateway) Redecide() {
 // findPlaceholders finds the placeholders in the head of a request, before anything is
 // decided.
 func (q *request) findPlaceholders(r *http.Request) {
-	if q.gateway.placeholders != nil {
-		q.placeholders = placeholder.Find(q.gateway.placeholders(q.identity.ID), r, q.host, maxHeader)
+	if q.gateway.Placeholders != nil {
+		q.placeholders = placeholder.Find(q.gateway.Placeholders(q.identity.ID), r, q.host, maxHeader)
 	}
 }
 

@@ -38,7 +38,7 @@ func TestDecisionThatNobodyWaitsFor(t *testing.T) {
 			m, err := metrics.New(prometheus.NewRegistry())
 			must.OK(t, err)
 			var log bytes.Buffer
-			g := &Gateway{decider: failing{}, metrics: m, logger: slog.New(slog.NewTextHandler(&log, nil))}
+			g := &Gateway{Options: Options{Decider: failing{}, Logger: slog.New(slog.NewTextHandler(&log, nil))}, metrics: m}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if tt.gone {

@@ -23,7 +23,7 @@ import (
 // (RFC 9110, section 11.7), name and token of a client. On an address that is
 // not loopback ln should speak TLS. It returns nil at a regular end.
 func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
-	if g.clients == nil {
+	if g.Clients == nil {
 		_ = ln.Close()
 		return errors.New("gateway: the explicit proxy needs clients")
 	}
@@ -65,7 +65,7 @@ func (c *proxyConn) countFor(id string) bool {
 	g := c.gateway
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.count[id] >= g.limit {
+	if g.count[id] >= g.ConnectionsPerSandbox {
 		return false
 	}
 	g.count[id]++
@@ -102,7 +102,7 @@ func (g *Gateway) serveProxy(conn net.Conn) {
 	defer c.end()
 	if secure, ok := conn.(*tls.Conn); ok {
 		c.lifetime.conn = secure.NetConn()
-		ctx, cancel := context.WithTimeout(g.life, g.handshake)
+		ctx, cancel := context.WithTimeout(g.life, g.HandshakeTimeout)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
 			g.metrics.Aborted.Inc()
@@ -123,7 +123,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	s := &session{peer: unknownPeer(remote(r)), life: &c.lifetime}
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := form.Basic(header)
-	sandbox, ok := g.clients.Authenticate(name, token)
+	sandbox, ok := g.Clients.Authenticate(name, token)
 	if !given || !ok {
 		if header != "" {
 			g.authFailed(s.peer)
@@ -134,7 +134,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	c.authenticated()
 	s.peer = s.peer.is(Identity{Sandbox: sandbox})
 	s.peer.secrets = g.secrets.Of(sandbox.ID)
-	s.peer.valid = func() bool { return g.clients.Present(sandbox) }
+	s.peer.valid = func() bool { return g.Clients.Present(sandbox) }
 	c.peer = s.peer
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	destination := r.Host
@@ -167,7 +167,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, s *session) {
 	s.epoch = g.live.Epoch()
 	d := g.connect(ctx, s.peer, s.target)
-	s.asks = d.Action == policy.Approve && g.approvals != nil
+	s.asks = d.Action == policy.Approve && g.Approvals != nil
 	if d.Action != policy.Allow && !s.asks {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
@@ -186,7 +186,7 @@ func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.R
 func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, p *peer, t target) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		g.logger.Error("taking over a CONNECT", "error", err)
+		g.Logger.Error("taking over a CONNECT", "error", err)
 		http.Error(w, "cannot take the connection over", http.StatusInternalServerError)
 		return
 	}
@@ -211,7 +211,7 @@ func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, p *peer,
 
 // established tells a client of the explicit proxy to go on, and follows the connection.
 func (g *Gateway) established(c *connection) {
-	_ = c.SetDeadline(time.Now().Add(g.handshake))
+	_ = c.SetDeadline(time.Now().Add(g.HandshakeTimeout))
 	if _, err := c.Conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
 		_ = c.Close()
 		return

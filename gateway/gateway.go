@@ -20,10 +20,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"runtime"
 	"sync"
 	"time"
@@ -38,15 +36,12 @@ import (
 	"sallyport/gateway/inbound"
 	"sallyport/gateway/live"
 	"sallyport/gateway/metrics"
-	"sallyport/gateway/placeholder"
 	"sallyport/gateway/proxy"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/gateway/turn"
-	"sallyport/gateway/wire"
 	"sallyport/internal/connlimit"
 	"sallyport/internal/ratelimit"
-	"sallyport/policy"
 	"sallyport/policy/limit"
 )
 
@@ -58,28 +53,10 @@ var errClosed = errors.New("the gateway is shutting down")
 // Gateway carries the requests that policy allows. Make one with New; it serves any number
 // of listeners until Shutdown.
 type Gateway struct {
-	identities   Identities
-	clients      Clients
-	names        Names
-	decider      Decider
-	recorder     Recorder
-	certificates Certificates
-	upstreams    Upstreams
-	broker       Broker
-	placeholders func(sandboxID string) *placeholder.Set // nil: sandboxes have none
-	approvals    Approvals
-	handlers     map[policy.Protocol]wire.Handler
-	holds        holds
-	budget       *limit.Book
-	logger       *slog.Logger
-	metrics      *metrics.Metrics
-	revision     func() string
-	refusal      netip.Addr
-	firstByte    time.Duration
-	handshake    time.Duration
-	stall        time.Duration
-	limit        int
-	found        int64 // see FoundLimit
+	Options // with their defaults
+
+	holds   holds
+	metrics *metrics.Metrics
 
 	proxy           http.Handler
 	web             *http1.Server
@@ -121,28 +98,20 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
 	}
+	o.FirstByteTimeout = cmp.Or(o.FirstByteTimeout, 2*time.Second)
+	o.HandshakeTimeout = cmp.Or(o.HandshakeTimeout, 15*time.Second)
+	o.StallTimeout = cmp.Or(o.StallTimeout, 5*time.Minute)
+	o.ConnectionsPerSandbox = cmp.Or(o.ConnectionsPerSandbox, 1024)
+	o.Found = cmp.Or(o.Found, 5)
+	if o.Revision == nil {
+		o.Revision = func() string { return "" }
+	}
+	if o.Budget == nil {
+		o.Budget = limit.NewBook(nil)
+	}
 	g := &Gateway{
-		identities:      o.Identities,
-		clients:         o.Clients,
-		names:           o.Names,
-		decider:         o.Decider,
-		recorder:        o.Recorder,
-		certificates:    o.Certificates,
-		upstreams:       o.Upstreams,
-		broker:          o.Broker,
-		placeholders:    o.Placeholders,
-		approvals:       o.Approvals,
-		handlers:        o.Handlers,
-		budget:          o.Budget,
-		logger:          o.Logger,
+		Options:         o,
 		metrics:         m,
-		revision:        o.Revision,
-		refusal:         o.Refusal,
-		firstByte:       cmp.Or(o.FirstByteTimeout, 2*time.Second),
-		handshake:       cmp.Or(o.HandshakeTimeout, 15*time.Second),
-		stall:           cmp.Or(o.StallTimeout, 5*time.Minute),
-		limit:           cmp.Or(o.ConnectionsPerSandbox, 1024),
-		found:           cmp.Or(o.Found, 5),
 		proxy:           proxy.New(o.Logger),
 		unauthenticated: connlimit.New(maxUnauthenticated, maxUnauthenticatedFromOne, nil),
 		suspended:       suspend.NewSet(o.Logger),
@@ -150,12 +119,6 @@ func New(o Options) (*Gateway, error) {
 		open:            make(map[*connection]struct{}),
 		count:           make(map[string]int),
 		asked:           make(map[string]int),
-	}
-	if g.revision == nil {
-		g.revision = func() string { return "" }
-	}
-	if g.budget == nil {
-		g.budget = limit.NewBook(nil)
 	}
 	err = o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "sallyport_gateway_decoding_bytes", Help: "Memory that is held to decode answers that are searched.",
@@ -172,7 +135,7 @@ func New(o Options) (*Gateway, error) {
 	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
 	g.turns, g.hellos, g.resets = turn.NewSet(), turn.NewSet(), ratelimit.New(resetsPerSecond, resetsAtOnce, maxResetters)
 	g.web = &http1.Server{
-		HeadTimeout: g.handshake,
+		HeadTimeout: g.HandshakeTimeout,
 		IdleTimeout: o.IdleTimeout,
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
@@ -194,8 +157,8 @@ func New(o Options) (*Gateway, error) {
 	if o.Ports != nil && o.Waker != nil {
 		of := inbound.Options{
 			Ports: o.Ports, Waker: o.Waker, Dial: o.Dial, Loopback: o.Loopback,
-			Decide: g.decide, Revision: g.revision, Live: &g.live, Recorder: o.Recorder, Enqueue: g.enqueue, Denials: g.denials,
-			Bodies: g.bodies, Metrics: m, Logger: o.Logger, Life: g.life, HeadTimeout: g.handshake, StallTimeout: g.stall,
+			Decide: g.decide, Revision: g.Revision, Live: &g.live, Recorder: o.Recorder, Enqueue: g.enqueue, Denials: g.denials,
+			Bodies: g.bodies, Metrics: m, Logger: o.Logger, Life: g.life, HeadTimeout: g.HandshakeTimeout, StallTimeout: g.StallTimeout,
 		}
 		g.inbound = inbound.New(of)
 		if o.Router != nil {
@@ -203,7 +166,7 @@ func New(o Options) (*Gateway, error) {
 			g.routed = inbound.New(of)
 		}
 	}
-	g.h2 = newHTTP2Servers(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
+	g.h2 = newHTTP2Servers(cmp.Or(o.IdleTimeout, 5*time.Minute), g.HandshakeTimeout, o.Logger)
 	return g, nil
 }
 
@@ -270,7 +233,7 @@ func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
 	switch {
 	case g.closing:
 		return nil, errClosed
-	case g.count[id] >= g.limit:
+	case g.count[id] >= g.ConnectionsPerSandbox:
 		return nil, errTooMany
 	}
 	g.count[id]++
@@ -302,7 +265,7 @@ func (g *Gateway) Forget(id string) {
 func (g *Gateway) enterStream(id string) (ok, last bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.asked[id] >= g.limit {
+	if g.asked[id] >= g.ConnectionsPerSandbox {
 		return false, g.closing
 	}
 	g.asked[id]++

@@ -149,7 +149,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 	}
 	conf, base, err := g.h2.begin(wide)
 	if err != nil {
-		g.logger.Error("HTTP/2 cannot be served", "error", err)
+		g.Logger.Error("HTTP/2 cannot be served", "error", err)
 		_ = c.Close()
 		return
 	}

@@ -51,7 +51,7 @@ func (q *request) inject(r *http.Request) *answer.Answer {
 	if a := q.revoked(); a != nil {
 		return a
 	}
-	q.gateway.logger.Warn("an allowed request could not be sent", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", err)
+	q.gateway.Logger.Warn("an allowed request could not be sent", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", err)
 	return failed(err, q.allowed.ID())
 }
 
@@ -113,7 +113,7 @@ func (q *request) findWay() error {
 	}
 	route := q.route(q.peer, d, strings.Join(names, ","), q.tls())
 	route.Certificate = q.certificate
-	transport, err := q.gateway.upstreams.RoundTripper(route)
+	transport, err := q.gateway.Upstreams.RoundTripper(route)
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (q *request) leaseCredentials(r *http.Request, kept placeholder.Kept) error
 		if i.Inject.Placeholder != nil && !q.placeholders.Needs(i, q.form.upgrade || r.Body != nil && r.Body != http.NoBody) {
 			continue
 		}
-		lease, err := q.gateway.broker.Lease(r.Context(), i.Credential, to)
+		lease, err := q.gateway.Broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
 			q.used = append(q.used, audit.CredentialUse{Name: i.Credential})
 			return &leaseError{credential: i.Credential, err: err}
@@ -263,7 +263,7 @@ func (q *request) expose(lease *credential.Lease) error {
 		q.lost[name] += n
 		q.gateway.metrics.Forgotten.Add(float64(n))
 	}
-	q.gateway.logger.Warn("answers to a sandbox are no longer searched for values that were injected long ago",
+	q.gateway.Logger.Warn("answers to a sandbox are no longer searched for values that were injected long ago",
 		"sandbox", q.identity.Name, "credentials", slices.Sorted(maps.Keys(lost)))
 	return nil
 }
@@ -357,7 +357,7 @@ func (q *request) checkClock(resp *http.Response) {
 	}
 	if off := clocks(resp); off != "" {
 		q.clock = fmt.Sprintf("credential %q: the upstream refused what was signed with it%s", q.signer, off)
-		q.gateway.logger.Warn(q.clock, "rule", q.grant.decision.Rule, "host", q.host)
+		q.gateway.Logger.Warn(q.clock, "rule", q.grant.decision.Rule, "host", q.host)
 	}
 }
 

@@ -34,7 +34,7 @@ func (g *Gateway) exceeded(d policy.Decision, e *limits.ExceededError) policy.De
 // takeLimits counts a request or tunnel that is about to be sent. size is the body's length
 // in bytes, -1 if unknown. It returns the decision, or the denial in its place.
 func (g *Gateway) takeLimits(s policy.Sandbox, d policy.Decision, size int64) (*limits.Meter, policy.Decision) {
-	m, err := limits.Take(g.budget, s, d, size)
+	m, err := limits.Take(g.Budget, s, d, size)
 	if err != nil {
 		d = g.exceeded(d, err)
 	}
@@ -43,7 +43,7 @@ func (g *Gateway) takeLimits(s policy.Sandbox, d policy.Decision, size int64) (*
 
 // checkLimits returns the decision that takeLimits would, and counts nothing.
 func (g *Gateway) checkLimits(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
-	if err := limits.Check(g.budget, s, d, size); err != nil {
+	if err := limits.Check(g.Budget, s, d, size); err != nil {
 		return g.exceeded(d, err)
 	}
 	return d
@@ -117,7 +117,7 @@ func foundBy(s policy.Sandbox) limit.Key {
 
 // stopped reports whether a sandbox has used FoundLimit up.
 func (g *Gateway) stopped(s policy.Sandbox) bool {
-	return g.budget.Used(foundBy(s)).Requests >= g.found
+	return g.Budget.Used(foundBy(s)).Requests >= g.Found
 }
 
 // stray counts an answer that holds a secret its host was never sent. If that uses the
@@ -127,13 +127,13 @@ func (g *Gateway) stray(p *peer) {
 	if g.stopped(s) {
 		return
 	}
-	g.budget.Overdraw(limit.Claim{
-		Key: foundBy(s), Per: policy.PerSandbox, Every: limit.Forever, Most: limit.Amount{Requests: g.found},
+	g.Budget.Overdraw(limit.Claim{
+		Key: foundBy(s), Per: policy.PerSandbox, Every: limit.Forever, Most: limit.Amount{Requests: g.Found},
 	}).End()
 	g.metrics.Strays.Inc()
 	if g.stopped(s) {
-		g.logger.Error("a sandbox's requests are refused until an operator has looked: answers of hosts that were never sent its secrets held them",
-			"sandbox", p.identity.Name, "times", g.found)
+		g.Logger.Error("a sandbox's requests are refused until an operator has looked: answers of hosts that were never sent its secrets held them",
+			"sandbox", p.identity.Name, "times", g.Found)
 		g.Redecide()
 	}
 }
@@ -144,5 +144,5 @@ func (g *Gateway) unlessStopped(in policy.Input, d policy.Decision) policy.Decis
 	case in.Phase != policy.PhaseConnect && in.Phase != policy.PhaseRequest, d.Action == policy.Deny, !g.stopped(in.Sandbox):
 		return d
 	}
-	return floor(d, FoundLimit, fmt.Sprintf("%d answers of hosts that were never sent this sandbox's secrets held them", g.found))
+	return floor(d, FoundLimit, fmt.Sprintf("%d answers of hosts that were never sent this sandbox's secrets held them", g.Found))
 }

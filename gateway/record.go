@@ -19,7 +19,7 @@ import (
 func (q *request) record(r *http.Request, d policy.Decision) *answer.Answer {
 	g := q.gateway
 	e := q.event(r, d)
-	if err := g.recorder.Append(r.Context(), e); err != nil {
+	if err := g.Recorder.Append(r.Context(), e); err != nil {
 		if gone := r.Context().Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, auditlog.ErrWithdrawn) {
 				q.allowed, q.err = e, errClient // it may be in the log: say how it ended
@@ -31,7 +31,7 @@ func (q *request) record(r *http.Request, d policy.Decision) *answer.Answer {
 			return failed(errClient, e.ID())
 		}
 		g.metrics.Unrecorded()
-		g.logger.Error("refusing a request that cannot be recorded", "sandbox", q.identity.Name, "error", err)
+		g.Logger.Error("refusing a request that cannot be recorded", "sandbox", q.identity.Name, "error", err)
 		return answer.Unrecorded(e.ID())
 	}
 	q.allowed = e
@@ -50,7 +50,7 @@ func (q *request) event(r *http.Request, d policy.Decision) *audit.Event {
 
 // deny records a denial and returns the answer to the sandbox.
 func (q *request) deny(r *http.Request, d policy.Decision) *answer.Answer {
-	d.Revision = cmp.Or(d.Revision, q.gateway.revision())
+	d.Revision = cmp.Or(d.Revision, q.gateway.Revision())
 	e := q.event(r, d)
 	id := q.gateway.denial(q.peer, q.target, e)
 	q.gateway.metrics.Decided(policy.PhaseRequest, d)
@@ -69,16 +69,16 @@ func (q *request) refuse(r *http.Request, m *form.Error) *answer.Answer {
 // cannot be queued denies all the same.
 func (g *Gateway) denial(p *peer, t target, e *audit.Event) (id string) {
 	if t.refused && t.host != "" {
-		g.names.Denied(p.identity.ID, t.host)
+		g.Names.Denied(p.identity.ID, t.host)
 	}
 	p.recorded.Store(true)
 	return g.denials.Add(t.host, e)
 }
 
 func (g *Gateway) enqueue(e *audit.Event) {
-	if err := g.recorder.Enqueue(e); err != nil {
+	if err := g.Recorder.Enqueue(e); err != nil {
 		g.metrics.Unrecorded()
-		g.logger.Error("an event was lost", "event", e.ID(), "error", err)
+		g.Logger.Error("an event was lost", "event", e.ID(), "error", err)
 	}
 }
 
@@ -92,15 +92,13 @@ func (g *Gateway) enqueueDenial(e *audit.Event) {
 
 // Exfiltration is the finding of an event that shows a placeholder where it may not leave.
 func Exfiltration(of *audit.Event) *audit.Event {
-	f := audit.Finding(audit.FindingExfiltration, of)
-	f.SeverityID = audit.SeverityHigh
-	return f
+	return grave(audit.FindingExfiltration, of)
 }
 
 // rejection counts a refused connection and makes its event.
 func (g *Gateway) rejection(p *peer, t target, phase policy.Phase, d policy.Decision) *audit.Event {
 	g.metrics.Decided(phase, d)
-	d.Revision = cmp.Or(d.Revision, g.revision())
+	d.Revision = cmp.Or(d.Revision, g.Revision())
 	e := decision(new(audit.Exchange), p, t, audit.ClassNetwork, audit.NetworkRefuse, phase, d)
 	e.Connection = event.TCP(event.Outbound)
 	return e

@@ -94,8 +94,8 @@ func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *ses
 		q.arrival = &q.alone
 	}
 	q.heads.Of, q.heads.ID = g.bodies, s.identity.ID
-	q.got.of = q
-	q.got.host, q.got.secrets, q.got.scrubber = s.host, s.secrets, s.secrets.Scrubber()
+	q.got.of, q.got.on, q.got.from = q, g, s
+	q.got.secrets, q.got.scrubber = s.secrets, s.secrets.Scrubber()
 	return q
 }
 
@@ -120,7 +120,7 @@ func (q *request) reach(addr netip.Addr) { q.reached = addr }
 // Recheck implements live.Revocable.
 func (q *request) Recheck(ctx context.Context) *live.Revoked {
 	if q.valid != nil && !q.valid() {
-		return &live.Revoked{Decision: floor(policy.Decision{Revision: q.gateway.revision()}, "client", errInvalid.Error())}
+		return &live.Revoked{Decision: floor(policy.Decision{Revision: q.gateway.Revision()}, "client", errInvalid.Error())}
 	}
 	if d := q.gateway.connect(ctx, q.peer, q.target); !q.readable(d) {
 		return live.Compare(d, policy.Decision{Action: policy.Allow})

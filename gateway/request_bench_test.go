@@ -109,7 +109,7 @@ func BenchmarkExchange(b *testing.B) {
 			})
 			must.OK(b, err)
 			if c.holding {
-				g.placeholders = func(string) *placeholder.Set { return held }
+				g.Placeholders = func(string) *placeholder.Set { return held }
 			}
 			defer func() { _ = g.Shutdown(b.Context()) }()
 			p := unknownPeer(netip.MustParseAddrPort("198.51.100.7:40000")).is(Identity{Sandbox: policy.Sandbox{Name: "agent", ID: "sb-1"}})

@@ -4,10 +4,8 @@ import (
 	"bufio"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +35,7 @@ func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.
 		if a := q.revoked(); a != nil {
 			return q.reply(a, r)
 		}
-		q.gateway.logger.Info("upstream failed", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", explain(q.err))
+		q.gateway.Logger.Info("upstream failed", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", explain(q.err))
 		return q.reply(failed(q.err, q.allowed.ID()), r)
 	}
 	if q.signer != "" {
@@ -57,7 +55,7 @@ func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.
 			_ = resp.Body.Close()
 			return q.reply(failed(q.err, q.allowed.ID()), r)
 		}
-		q.got.expect(q.gateway.stall, q.grant.handle.Cut)
+		q.got.expect(q.gateway.StallTimeout, q.grant.handle.Cut)
 	}
 	if resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
 		// It is the length that another answer would have (RFC 9110, section 8.6). Clients of
@@ -93,7 +91,6 @@ type responseBody struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
-	host     string          // that it comes from
 	of       *request        // that it answers
 	secrets  *sent.Secrets   // of the sandbox
 	scrubber *scrub.Scrubber // for all that the sandbox's requests were sent with
@@ -104,11 +101,7 @@ type responseBody struct {
 	tokens   *limits.TokenMeter // nil where no tokens are counted
 	stall    time.Duration      // the longest time between two reads of the sandbox
 	patience *time.Timer        // for that, nil where nothing is held
-
-	mu     sync.Mutex // messages of a WebSocket may come while it ends
-	strays int
-	hits   map[string]int      // by credential
-	strewn map[string]struct{} // credentials that are counted already in this answer
+	finds                       // in it
 }
 
 // waiting tells whether nothing of the body has come yet.
@@ -117,48 +110,41 @@ func (b *responseBody) waiting() bool {
 	return !ok || ahead.Buffered() == 0
 }
 
+// finds are the secrets that were found in what an upstream has sent.
+type finds struct {
+	from *session // of the connection to whose request it is the answer
+	on   *Gateway
+
+	mu     sync.Mutex // messages of a WebSocket may come while it ends
+	strays int
+	hits   map[string]int  // by credential
+	strewn map[string]bool // credentials that are counted already in this answer
+}
+
 // hit records an occurrence. An answer tells no more by having a secret twice, so it is
 // counted once.
-func (b *responseBody) hit(f scrub.Found) {
-	b.mu.Lock()
-	if b.hits == nil {
-		b.hits = make(map[string]int)
+func (f *finds) hit(found scrub.Found) {
+	f.mu.Lock()
+	if f.hits == nil {
+		f.hits, f.strewn = make(map[string]int), make(map[string]bool)
 	}
-	b.hits[f.Name]++
-	_, counted := b.strewn[f.Name]
-	stray := !f.Public && !counted && !b.secrets.Sent(b.host, f.Name)
+	f.hits[found.Name]++
+	stray := !found.Public && !f.strewn[found.Name] && !f.from.secrets.Sent(f.from.host, found.Name)
 	if stray {
-		if b.strewn == nil {
-			b.strewn = make(map[string]struct{})
-		}
-		b.strewn[f.Name] = struct{}{}
-		b.strays++
+		f.strewn[found.Name] = true
+		f.strays++
 	}
-	b.mu.Unlock()
+	f.mu.Unlock()
 	if stray {
-		b.of.gateway.stray(b.of.peer)
+		f.on.stray(f.from.peer)
 	}
 }
 
 // anew begins another answer: each message of a WebSocket is one.
-func (b *responseBody) anew() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	clear(b.strewn)
-}
-
-// found says how often which credential was in the response.
-// strays is how many times the host had never been sent what was injected.
-func (b *responseBody) found() (names []string, total, strays int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.hits == nil {
-		return nil, 0, 0
-	}
-	for _, n := range b.hits {
-		total += n
-	}
-	return slices.Sorted(maps.Keys(b.hits)), total, b.strays
+func (f *finds) anew() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.strewn)
 }
 
 // scrub takes the secrets out of the response's head, and of its body and
@@ -184,7 +170,7 @@ func (b *responseBody) scrub() error {
 // searched says that nothing unsearched may pass, from now on: the host may have
 // been sent a credential after this request was, and have waited for it.
 func (b *responseBody) searched() bool {
-	return b.strict && !b.scrubber.None() || b.secrets.Reached(b.host)
+	return b.strict && !b.scrubber.None() || b.secrets.Reached(b.of.host)
 }
 
 // frames is a WebSocket from an upstream, scrubbed frame by frame.

@@ -259,7 +259,7 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	again := q.repeated(r, n)
 	if again == nil {
 		q.said += "; another is asked for, and the request is not one to repeat"
-		to, broker := q.binding(), q.gateway.broker
+		to, broker := q.binding(), q.gateway.Broker
 		q.gateway.work.Go(func() {
 			for _, l := range n.leased {
 				_, _ = broker.Refresh(q.gateway.life, l.Name, to, l.Version) // the next lease says what is wrong
@@ -269,10 +269,10 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	}
 	changed := false
 	for _, l := range n.leased {
-		other, err := q.gateway.broker.Refresh(r.Context(), l.Name, q.binding(), l.Version)
+		other, err := q.gateway.Broker.Refresh(r.Context(), l.Name, q.binding(), l.Version)
 		if err != nil {
 			q.said += "; there is no other"
-			q.gateway.logger.Warn("a credential that an upstream did not take could not be had anew", "credential", l.Name, "error", err)
+			q.gateway.Logger.Warn("a credential that an upstream did not take could not be had anew", "credential", l.Name, "error", err)
 			return nil
 		}
 		changed = changed || other
@@ -289,7 +289,7 @@ func (q *request) renew(r *http.Request, resp *http.Response) *http.Request {
 	if err != nil {
 		q.used = used
 		q.said += "; another could not be leased"
-		q.gateway.logger.Warn("a credential that an upstream did not take could not be leased anew", "sandbox", q.identity.Name, "error", err)
+		q.gateway.Logger.Warn("a credential that an upstream did not take could not be leased anew", "sandbox", q.identity.Name, "error", err)
 		return nil
 	}
 	q.renewal.leased = nil

@@ -17,7 +17,7 @@ import (
 // dialled, its RemoteAddr the sandbox, which the datapath vouches for. It
 // returns nil at a regular end.
 func (g *Gateway) ServeTransparent(ctx context.Context, ln net.Listener) error {
-	if g.identities == nil {
+	if g.Identities == nil {
 		_ = ln.Close()
 		return errors.New("gateway: transparent connections need identities")
 	}
@@ -42,7 +42,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		default:
-			g.logger.Warn("accepting a connection", "error", err)
+			g.Logger.Warn("accepting a connection", "error", err)
 			select {
 			case <-ctx.Done():
 				return nil
@@ -51,7 +51,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 			wait = min(2*wait, longest)
 			continue
 		}
-		tcp.SetStallTimeout(c, g.stall)
+		tcp.SetStallTimeout(c, g.StallTimeout)
 		g.mu.Lock()
 		if g.closing {
 			g.mu.Unlock()
@@ -85,7 +85,7 @@ func (g *Gateway) steered(conn net.Conn) *connection {
 	p := unknownPeer(addrPort(conn.RemoteAddr()))
 	local := addrPort(conn.LocalAddr())
 	t := target{dialled: local.Addr(), port: local.Port()}
-	identity, known := g.identities.ByAddress(p.source.Addr())
+	identity, known := g.Identities.ByAddress(p.source.Addr())
 	if !known || tcp.Aborted(conn) { // its sandbox has ended: the one that was looked up may be the next with the address
 		t.host = event.Text(t.dialled)
 		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from, or the one that had it has ended")
@@ -94,11 +94,11 @@ func (g *Gateway) steered(conn net.Conn) *connection {
 	p = p.is(identity)
 	p.secrets = g.secrets.Of(identity.ID)
 	p.valid = func() bool { // a sandbox that sleeps has no address, and keeps its connections
-		now, known := g.identities.ByAddress(p.source.Addr())
+		now, known := g.Identities.ByAddress(p.source.Addr())
 		return !known || now.ID == identity.ID && maps.Equal(now.Tags, identity.Tags)
 	}
-	t.refused = t.dialled == g.refusal
-	if name, ok := g.names.Name(identity.ID, t.dialled); ok {
+	t.refused = t.dialled == g.Refusal
+	if name, ok := g.Names.Name(identity.ID, t.dialled); ok {
 		t.host = name
 	} else if !t.refused {
 		t.host = t.dialled.String()

@@ -38,7 +38,7 @@ func (t *tunnel) Recheck(ctx context.Context) *live.Revoked {
 	to := t.seen
 	t.mu.Unlock()
 	if t.valid != nil && !t.valid() {
-		return &live.Revoked{Decision: floor(policy.Decision{Revision: t.gateway.revision()}, "client", errInvalid.Error())}
+		return &live.Revoked{Decision: floor(policy.Decision{Revision: t.gateway.Revision()}, "client", errInvalid.Error())}
 	}
 	return live.Compare(t.gateway.connect(ctx, t.peer, to), t.decision)
 }
@@ -90,7 +90,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	x := new(audit.Exchange)
 	e := decision(x, c.peer, c.target, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = event.TCP(event.Outbound)
-	if err := g.recorder.Append(ctx, e); err != nil {
+	if err := g.Recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, auditlog.ErrWithdrawn) {
 				c.recorded.Store(true)
@@ -100,14 +100,14 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 			return
 		}
 		g.metrics.Unrecorded()
-		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", c.identity.Name, "error", err)
+		g.Logger.Error("refusing a connection that cannot be recorded", "sandbox", c.identity.Name, "error", err)
 		g.tell(c, answer.Unrecorded(e.ID()))
 		return
 	}
 	c.recorded.Store(true)
 	g.metrics.Decided(policy.PhaseConnect, d)
 
-	far, err := g.upstreams.Dial(ctx, c.route(c.peer, d, "", false))
+	far, err := g.Upstreams.Dial(ctx, c.route(c.peer, d, "", false))
 	if err == nil {
 		err = t.reach(far)
 	}

@@ -6,11 +6,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +32,7 @@ import (
 // speak has a connection's protocol spoken, for which an egressAuth rule logs in.
 func (g *Gateway) speak(ctx context.Context, c *connection) {
 	defer c.Close()
-	h := g.handlers[c.protocol]
+	h := g.Handlers[c.protocol]
 	if h == nil {
 		g.deny(c, floor(policy.Decision{}, "protocol", "the gateway does not speak "+string(c.protocol)))
 		return
@@ -65,7 +63,7 @@ func (s spoken) Secure(protocols ...string) (net.Conn, error) {
 }
 
 // HandshakeTimeout implements wire.Conn.
-func (s spoken) HandshakeTimeout() time.Duration { return s.gateway.handshake }
+func (s spoken) HandshakeTimeout() time.Duration { return s.gateway.HandshakeTimeout }
 
 // Reserve implements wire.Conn.
 func (s spoken) Reserve(n int64) (func(), error) {
@@ -86,7 +84,7 @@ func (s spoken) Go(work *sync.WaitGroup, f func()) {
 
 // Refuse implements wire.Conn.
 func (s spoken) Refuse(r wire.Request, rule, reason string) *wire.Denied {
-	return s.ask(s.life.ctx, r).deny(floor(policy.Decision{Revision: s.gateway.revision()}, rule, reason))
+	return s.ask(s.life.ctx, r).deny(floor(policy.Decision{Revision: s.gateway.Revision()}, rule, reason))
 }
 
 // Ask implements wire.Conn.
@@ -94,7 +92,7 @@ func (s spoken) Ask(ctx context.Context, r wire.Request) (wire.Grant, error) {
 	q := s.ask(ctx, r)
 	g := s.gateway
 	d, epoch := q.decide(ctx), uint64(0)
-	if d.Action == policy.Approve && g.approvals != nil {
+	if d.Action == policy.Approve && g.Approvals != nil {
 		if d, epoch = q.approve(ctx, d); d.Action == "" {
 			q.cancel()
 			return nil, cmp.Or(ctx.Err(), errClient)
@@ -131,17 +129,16 @@ type exchange struct {
 	lost     map[string]int
 	leased   leased
 	in, out  atomic.Int64
+	finds    finds
 
-	mu     sync.Mutex
-	ended  error // that the gateway has ended it with
-	far    net.Conn
-	hits   map[string]int // by credential
-	strewn map[string]bool
-	strays int
+	mu    sync.Mutex
+	ended error // that the gateway has ended it with
+	far   net.Conn
 }
 
 func (s spoken) ask(ctx context.Context, r wire.Request) *exchange {
 	q := &exchange{spoken: s, asked: r, started: time.Now()}
+	q.finds.on, q.finds.from = s.gateway, &s.session
 	q.seen = &policy.Request{Method: r.Method, Scheme: string(s.protocol), Path: r.Path, Size: -1}
 	q.ctx, q.cancel = context.WithCancel(ctx)
 	return q
@@ -155,7 +152,7 @@ func (q *exchange) judge(ctx context.Context) policy.Decision {
 		return policy.Decision{Action: policy.Deny, Rule: connection.Rule, RuleType: connection.RuleType, Reason: connection.Reason, Revision: connection.Revision}
 	}
 	if q.valid != nil && !q.valid() {
-		return floor(policy.Decision{Revision: g.revision()}, "client", errInvalid.Error())
+		return floor(policy.Decision{Revision: g.Revision()}, "client", errInvalid.Error())
 	}
 	d := g.decide(ctx, policy.Input{
 		Phase: policy.PhaseRequest, Sandbox: q.identity.Sandbox, Destination: q.Destination(), Protocol: q.protocol, Request: q.seen,
@@ -256,7 +253,7 @@ func (q *exchange) event(d policy.Decision) *audit.Event {
 // deny records a denial.
 func (q *exchange) deny(d policy.Decision) *wire.Denied {
 	q.cancel()
-	d.Revision = cmp.Or(d.Revision, q.gateway.revision())
+	d.Revision = cmp.Or(d.Revision, q.gateway.Revision())
 	id := q.gateway.denial(q.peer, q.target, q.event(d))
 	q.gateway.metrics.Decided(policy.PhaseRequest, d)
 	return &wire.Denied{ID: id, Reason: d.Reason}
@@ -266,7 +263,7 @@ func (q *exchange) deny(d policy.Decision) *wire.Denied {
 func (q *exchange) record(ctx context.Context, d policy.Decision) (wire.Grant, error) {
 	g := q.gateway
 	e := q.event(d)
-	err := g.recorder.Append(ctx, e)
+	err := g.Recorder.Append(ctx, e)
 	if err == nil {
 		q.allowed = e
 		q.recorded.Store(true)
@@ -283,7 +280,7 @@ func (q *exchange) record(ctx context.Context, d policy.Decision) (wire.Grant, e
 	}
 	q.End(err)
 	g.metrics.Unrecorded()
-	g.logger.Error("refusing a request that cannot be recorded", "sandbox", q.identity.Name, "error", err)
+	g.Logger.Error("refusing a request that cannot be recorded", "sandbox", q.identity.Name, "error", err)
 	return nil, &wire.Denied{ID: e.ID(), Reason: "the decision could not be recorded"}
 }
 
@@ -304,7 +301,7 @@ func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, err
 	}
 	// Verified: the handler sends nothing of it before it has verified the server.
 	to := credential.Binding{Host: q.host, Port: q.port, Verified: true, Sandbox: q.identity.ID, Policy: q.decision.Revision}
-	lease, err := q.gateway.broker.Lease(ctx, i.Credential, to)
+	lease, err := q.gateway.Broker.Lease(ctx, i.Credential, to)
 	if err != nil {
 		q.used = append(q.used, audit.CredentialUse{Name: i.Credential})
 		return nil, &leaseError{credential: i.Credential, err: err}
@@ -329,7 +326,7 @@ func (q *exchange) Lease(ctx context.Context) (map[string]credential.Secret, err
 
 // Dial implements wire.Grant.
 func (q *exchange) Dial(ctx context.Context) (net.Conn, error) {
-	far, err := q.gateway.upstreams.Dial(ctx, q.route(q.peer, q.decision, "", false))
+	far, err := q.gateway.Upstreams.Dial(ctx, q.route(q.peer, q.decision, "", false))
 	if err != nil {
 		return nil, err
 	}
@@ -353,7 +350,7 @@ func (q *exchange) reach(far net.Conn) error {
 
 // DialTLS implements wire.Grant.
 func (q *exchange) DialTLS(ctx context.Context, at netip.Addr, ask func(net.Conn) error) (*tls.Conn, error) {
-	far, err := q.gateway.upstreams.DialTLS(ctx, q.route(q.peer, q.decision, "", true), at, ask)
+	far, err := q.gateway.Upstreams.DialTLS(ctx, q.route(q.peer, q.decision, "", true), at, ask)
 	if err != nil {
 		return nil, err
 	}
@@ -377,29 +374,11 @@ func (q *exchange) Received(n int) error {
 
 // Scrub implements wire.Grant.
 func (q *exchange) Scrub(dst io.Writer, pause time.Duration) *scrub.Writer {
-	return q.secrets.Scrubber().Writer(dst, pause, q.hit)
+	return q.secrets.Scrubber().Writer(dst, pause, q.finds.hit)
 }
 
 // Texts implements wire.Grant.
-func (q *exchange) Texts() *scrub.Texts { return q.secrets.Scrubber().Texts(q.hit) }
-
-// hit records an occurrence of a secret in what the upstream sent.
-func (q *exchange) hit(f scrub.Found) {
-	q.mu.Lock()
-	if q.hits == nil {
-		q.hits, q.strewn = make(map[string]int), make(map[string]bool)
-	}
-	q.hits[f.Name]++
-	stray := !f.Public && !q.strewn[f.Name] && !q.secrets.Sent(q.host, f.Name)
-	if stray {
-		q.strewn[f.Name] = true
-		q.strays++
-	}
-	q.mu.Unlock()
-	if stray {
-		q.gateway.stray(q.peer)
-	}
-}
+func (q *exchange) Texts() *scrub.Texts { return q.secrets.Scrubber().Texts(q.finds.hit) }
 
 // Recheck implements live.Revocable.
 func (q *exchange) Recheck(ctx context.Context) *live.Revoked {
@@ -451,25 +430,9 @@ func (q *exchange) End(err error) string {
 	g.blocked(c, err)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	total := 0
-	for _, n := range q.hits {
-		total += n
-	}
-	names := slices.Sorted(maps.Keys(q.hits))
-	if total > 0 {
-		c.Message, c.SeverityID = held(names, total, s.Credentials), audit.SeverityMedium
-		for _, name := range names {
-			s.Found = append(s.Found, audit.CredentialUse{Name: name})
-		}
-		g.metrics.Scrubbed.Add(float64(total))
-	}
-	if q.strays > 0 {
-		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
-		c.SeverityID = audit.SeverityHigh
-	}
+	q.finds.tell(c)
 	if len(q.lost) > 0 {
-		c.Message = cmp.Or(c.Message, forgotten(q.lost))
-		c.SeverityID = audit.SeverityMedium
+		also(c, forgotten(q.lost))
 	}
 	if q.far != nil && c.Proxy == nil {
 		event.Reached(&q.events, c, upstream.RemoteOf(q.far))
@@ -477,17 +440,10 @@ func (q *exchange) End(err error) string {
 	c.SetTokens(g.charged(q.meter.Unread(q.out.Load(), q.in.Load())))
 	event.Finished(&q.events, c, time.Since(q.started), 0, q.in.Load(), q.out.Load(), 0)
 	g.enqueue(c)
-	switch {
-	case errors.Is(err, wire.ErrImpostor):
-		f := audit.Finding(audit.FindingImpostor, c)
-		f.SeverityID = audit.SeverityHigh
+	if errors.Is(err, wire.ErrImpostor) {
+		g.enqueue(grave(audit.FindingImpostor, c))
+	} else if f := q.finds.finding(c); f != nil {
 		g.enqueue(f)
-	case q.strays > 0:
-		f := audit.Finding(audit.FindingGuessed, c)
-		f.SeverityID = audit.SeverityHigh
-		g.enqueue(f)
-	case total > 0:
-		g.enqueue(audit.Finding(audit.FindingInAnswer, c))
 	}
 	if err == nil {
 		return ""
@@ -522,7 +478,7 @@ func (q *exchange) Hold() (stop func()) {
 			case <-wait.C:
 			}
 			// A lease that was renewed is the same one, for longer.
-			now, err := q.gateway.broker.Lease(q.ctx, q.leased.name, q.leased.to)
+			now, err := q.gateway.Broker.Lease(q.ctx, q.leased.name, q.leased.to)
 			if err == nil && now.Version == q.leased.version && now.Material().Expires.After(expires) {
 				expires = now.Material().Expires
 				continue

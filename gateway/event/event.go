@@ -137,8 +137,7 @@ func Completion(x *audit.Exchange, activity int, err error, detail string) *audi
 		c.StatusID, c.Disposition, c.SeverityID = audit.StatusFailure, audit.DispositionError, audit.SeverityLow
 		c.Detail = detail
 	}
-	var gone *live.Revoked
-	if errors.As(err, &gone) {
+	if gone, ok := errors.AsType[*live.Revoked](err); ok {
 		revoked(c, gone.Decision)
 	}
 	return c

@@ -427,8 +427,7 @@ func (q *request) complete() {
 
 // explain says what ended a request in words of our own.
 func explain(err error) string {
-	var gone *live.Revoked
-	if errors.As(err, &gone) {
+	if gone, ok := errors.AsType[*live.Revoked](err); ok {
 		return gone.Error()
 	}
 	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errClient, websocket.ErrFrames}, reachFaults...) {

@@ -281,8 +281,7 @@ func (s *session) splice(ctx context.Context, leave func(), far ssh.Channel, end
 		if errors.Is(err, io.EOF) {
 			err = nil // the server reads no more
 		}
-		var over *stopped
-		if errors.As(err, &over) {
+		if over, ok := errors.AsType[*stopped](err); ok {
 			fail(over.error)
 		}
 	})
@@ -368,8 +367,7 @@ func (s *session) show(near io.Writer, far io.Reader) error {
 	if flushed := w.Flush(); err == nil {
 		err = flushed
 	}
-	var over *stopped
-	if errors.As(err, &over) {
+	if over, ok := errors.AsType[*stopped](err); ok {
 		return over.error
 	}
 	if errors.Is(err, io.EOF) {
@@ -398,8 +396,7 @@ func (c counted) Read(p []byte) (int, error) {
 // say tells the client why nothing, or nothing more, comes, and ends the channel.
 func (s *session) say(why error) {
 	text := why.Error()
-	var denied *wire.Denied
-	if errors.As(why, &denied) {
+	if denied, ok := errors.AsType[*wire.Denied](why); ok {
 		text += ", decision " + denied.ID
 	}
 	done := make(chan struct{})

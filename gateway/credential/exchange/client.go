@@ -212,13 +212,11 @@ func explain(err error, s *secret) error {
 	if errors.As(err, &answer) {
 		err = newRefusal(answer.Response, answer.ErrorCode, answer.ErrorDescription)
 	}
-	var refused *refusal
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused.explain(s)
 	}
 	// The URL in it says nothing new, and can be long.
-	var wrapped *url.Error
-	if errors.As(err, &wrapped) {
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
 	}
 	var cert *tls.CertificateVerificationError

@@ -19,8 +19,7 @@ import (
 
 // status returns the HTTP status of Vault's answer, or 0 when there was none.
 func status(err error) int {
-	var answer *api.ResponseError
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*api.ResponseError](err); ok {
 		return answer.StatusCode
 	}
 	return 0
@@ -59,8 +58,7 @@ func (v *Client) explain(what, needs string, err error) error {
 	}
 
 	// The URL in it says nothing new, and can be long.
-	var wrapped *url.Error
-	if errors.As(err, &wrapped) {
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
 	}
 	var cert *tls.CertificateVerificationError
