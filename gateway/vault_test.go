@@ -185,7 +185,7 @@ func vaultDatabases(t *testing.T, v *vaultSide) {
 		}
 	}
 	const users = "select count(*) from pg_user where usename like 'v-%'"
-	if n := e.postgres.SQL(users); n != "1" || strings.Count(cached(), "V_") != 1 {
+	if n := e.postgres.SQL(users); n != "1" || strings.Count("\n"+cached(), "\nV_") != 1 {
 		t.Errorf("%s users of PostgreSQL, and of Redis %s", n, cached())
 	}
 	_, completions := e.settled(t)
