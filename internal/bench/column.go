@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"sallyport/internal/bench/contender"
 )
@@ -80,7 +79,7 @@ func copyOf(o options, name string) (string, error) {
 
 // goproxyRole is goproxy, with a connection to the upstream for each of the load's.
 func goproxyRole(ctx context.Context, o options) error {
-	proxy, err := contender.Goproxy(o.contender(), max(o.connections, slices.Max(others)))
+	proxy, err := contender.Goproxy(o.contender(), o.connections)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,9 @@ type kind struct {
 	target      func(upstreams) string
 	connections int
 	load        func(*client, context.Context) (result, error) // a round of it, in a process of its own
-	rounds      int                                            // at most; 0 is as many as asked for
+	share       int                                            // it has one in so many of the rounds that are asked for
+	most        int                                            // rounds; 0 is as many as that
+	of          []string                                       // columns; nil is all
 	figures     []figure
 }
 
@@ -29,7 +31,11 @@ type figure struct {
 // idleConnections is how many are opened to be left alone.
 const idleConnections = 10_000
 
-// kinds are the kinds of load beside keepAlive.
+// keepAlive is the kind of load that has a table of its own.
+const keepAlive = "keep-alive"
+
+// kinds are the kinds of load beside keepAlive. There are many, so that each has a third of
+// the rounds.
 var kinds = []kind{
 	{
 		name: "steady", target: secured, connections: 128, load: (*client).documentsInTurn,
@@ -71,7 +77,7 @@ var kinds = []kind{
 		figures: []figure{{name: "gRPC unary, 100 calls on one connection", unit: "calls/s", value: rate}},
 	},
 	{
-		name: "idle", target: secured, connections: idleConnections, load: (*client).idle, rounds: 1,
+		name: "idle", target: secured, connections: idleConnections, load: (*client).idle, most: 1,
 		figures: []figure{
 			{name: "idle connections, memory of each", unit: "KB", value: func(r result) float64 {
 				return float64(r.Grown) / 1024 / float64(max(r.Open, 1))

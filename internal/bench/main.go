@@ -128,13 +128,13 @@ func whole(ctx context.Context, o options) (err error) {
 	}
 	var parts []part
 	if slices.Contains(only, keepAlive) {
-		c, err := compare(ctx, o)
-		if err != nil {
+		c := newComparison(o)
+		if err := c.run(ctx); err != nil {
 			return err
 		}
 		parts = append(parts, c)
 	}
-	if s := newSurvey(o, only); len(s.kinds) > 0 {
+	if s := further(o, only); len(s.kinds) > 0 {
 		if err := s.run(ctx); err != nil {
 			return err
 		}

@@ -11,16 +11,10 @@ import (
 	"time"
 )
 
-// comparison is what a run measured.
-type comparison struct {
-	options
-	rounds map[string][]result
-	others map[int]map[string][]result // with other numbers of connections
-	peak   map[string]int64            // resident memory, in bytes
-	stats  map[string]*stats           // of the gateways
-}
+// comparison is what a run measured of kept-alive connections.
+type comparison struct{ *survey }
 
-// names of the contenders: sallyport as the daemon runs it but that no answer of
+// names of its columns: sallyport as the daemon runs it but that no answer of
 // the policy is kept, the same in one process, and with answers kept.
 var names = []string{"goproxy", "sallyport", "unsplit", "kept"}
 
@@ -28,29 +22,32 @@ var names = []string{"goproxy", "sallyport", "unsplit", "kept"}
 // for the disk is part of each request's time, with many they share it.
 var others = []int{16, 64}
 
-// err says why the figures do not count.
-func (c *comparison) err() error {
-	for name, s := range c.stats {
-		if err := s.err(); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+func newComparison(o options) comparison {
+	var all []column
+	for _, name := range names {
+		all = append(all, column{name: name, ours: name != baseline})
 	}
-	return nil
+	kinds := []kind{{name: keepAlive, target: secured, connections: o.connections, share: 1}}
+	for _, n := range others {
+		kinds = append(kinds, kind{name: fmt.Sprint(keepAlive, "-", n), target: secured, connections: n, share: 2, of: names[:2]})
+	}
+	return comparison{newSurvey(o, all, kinds)}
 }
 
-func (c *comparison) print(w io.Writer) error {
+func (c comparison) print(w io.Writer) error {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "\trequests/s\tp50 ms\tp99 ms\tCPU µs/request\tMB at most\trequests/s by round\n")
 	rates := map[string]float64{}
 	for _, name := range names {
-		rs := c.rounds[name]
-		rates[name] = median(rs, func(r result) float64 { return r.Rate })
+		at := c.entries[keepAlive][name]
+		rs := at.rounds
+		rates[name] = median(rs, rate)
 		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.0f\t%d\t", name, rates[name],
 			median(rs, func(r result) float64 { return ms(r.P50) }),
 			median(rs, func(r result) float64 { return ms(r.P99) }),
-			median(rs, func(r result) float64 { return float64(r.CPU.Microseconds()) / float64(max(r.Requests, 1)) }),
-			c.peak[name]>>20)
+			median(rs, perRequest),
+			at.peak>>20)
 		for _, r := range rs {
 			fmt.Fprintf(t, "%.0f ", r.Rate)
 		}
@@ -59,25 +56,24 @@ func (c *comparison) print(w io.Writer) error {
 	fmt.Fprintf(t, "sallyport/goproxy\t%.2f\n", rates["sallyport"]/rates["goproxy"])
 	fmt.Fprintf(t, "sallyport/unsplit\t%.2f\n", rates["sallyport"]/rates["unsplit"])
 	fmt.Fprintf(t, "kept/goproxy\t%.2f\n", rates["kept"]/rates["goproxy"])
-	for _, n := range others {
-		rate := func(r result) float64 { return r.Rate }
-		ours, theirs := median(c.others[n]["sallyport"], rate), median(c.others[n]["goproxy"], rate)
-		fmt.Fprintf(t, "with %d connections\t%.2f\t\t\t\t\t%.0f of %.0f\n", n, ours/theirs, ours, theirs)
+	for _, k := range c.kinds[1:] {
+		ours, theirs := median(c.entries[k.name]["sallyport"].rounds, rate), median(c.entries[k.name][baseline].rounds, rate)
+		fmt.Fprintf(t, "with %d connections\t%.2f\t\t\t\t\t%.0f of %.0f\n", k.connections, ours/theirs, ours, theirs)
 	}
-	s := c.stats["sallyport"]
+	s := c.entries[keepAlive]["sallyport"].stats
 	fmt.Fprintf(t, "\nof sallyport:\n")
 	fmt.Fprintf(t, "requests carried\t%d\n", s.Requests)
 	fmt.Fprintf(t, "events written\t%d\t%.2f a request\n", s.Events, float64(s.Events)/float64(max(s.Requests, 1)))
 	fmt.Fprintf(t, "data syncs\t%d\t%.1f events each\n", s.Syncs, float64(s.Events)/float64(max(s.Syncs, 1)))
 	fmt.Fprintf(t, "rules loaded\t%d\n", s.Rules)
 	fmt.Fprintf(t, "decisions not evaluated\t%d\n", s.Unevaluated)
-	fmt.Fprintf(t, "decisions from a cache\t%d\tof kept: %d\n", s.Recalled, c.stats["kept"].Recalled)
+	fmt.Fprintf(t, "decisions from a cache\t%d\tof kept: %d\n", s.Recalled, c.entries[keepAlive]["kept"].stats.Recalled)
 	fmt.Fprintf(t, "\n%d connections, %d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n",
-		c.connections, c.options.rounds, c.duration, runtime.NumCPU())
+		c.connections, c.rounds, c.duration, runtime.NumCPU())
 	return t.Flush()
 }
 
-func (*comparison) intro() string {
+func (comparison) intro() string {
 	return `## Kept-alive connections
 
 The same requests go through goproxy, as its documentation sets it up, and through Sallyport, in one run and in turn:

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,20 +26,24 @@ type entry struct {
 	rounds []result
 	failed error // nothing more is asked of it
 	stats  *stats
+	peak   int64 // resident memory, in bytes
 }
 
-func newSurvey(o options, only []string) *survey {
-	s := &survey{options: o, all: columns, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
-	if o.profile != "" { // which are those of the gateway in one process
-		s.all = append(slices.Clone(s.all), column{name: "unsplit", ours: true})
-	}
+func newSurvey(o options, all []column, kinds []kind) *survey {
+	s := &survey{options: o, all: all, kinds: kinds, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
 	for _, k := range kinds {
-		if slices.Contains(only, k.name) {
-			s.kinds = append(s.kinds, k)
-			s.entries[k.name] = map[string]*entry{}
-		}
+		s.entries[k.name] = map[string]*entry{}
 	}
 	return s
+}
+
+// further are the kinds beside keepAlive that are asked for.
+func further(o options, only []string) *survey {
+	all := columns
+	if o.profile != "" { // which are those of the gateway in one process
+		all = append(slices.Clone(all), column{name: "unsplit", ours: true})
+	}
+	return newSurvey(o, all, slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !slices.Contains(only, k.name) }))
 }
 
 // run measures one kind after the other, each through fresh processes.
@@ -60,20 +65,20 @@ func (s *survey) run(ctx context.Context) error {
 	return nil
 }
 
-// turns is how many rounds of a kind each contender has: fewer than of keepAlive,
-// since there are many kinds.
+// turns is how many rounds of a kind each column has.
 func (s *survey) turns(k kind) int {
-	n := (s.rounds + 2) / 3
-	if k.rounds > 0 {
-		n = min(n, k.rounds)
+	share := cmp.Or(k.share, 3)
+	n := (s.rounds + share - 1) / share
+	if k.most > 0 {
+		n = min(n, k.most)
 	}
 	return n
 }
 
-// slow is how long a round may take until it is the contender's last of its kind.
+// slow is how long a round may take until it is the column's last of its kind.
 const slow = 5 * time.Second
 
-// measure runs rounds of a kind through the contenders in turn.
+// measure runs rounds of a kind through the columns in turn.
 func (s *survey) measure(ctx context.Context, k kind) error {
 	o := s.options
 	o.kind, o.connections = k.name, k.connections
@@ -94,8 +99,9 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 	defer upstream.stop(nil)
 	o.target = k.target(o.upstreams)
 
+	found := slices.DeleteFunc(slices.Clone(s.found), func(c column) bool { return k.of != nil && !slices.Contains(k.of, c.name) })
 	proxies := map[string]*process{}
-	for _, c := range s.found {
+	for _, c := range found {
 		at := &entry{}
 		s.entries[k.name][c.name] = at
 		p, err := c.begin(ctx, o)
@@ -109,7 +115,7 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 		proxies[c.name] = p
 	}
 	for n := range s.turns(k) + 1 { // the first warms up
-		for _, c := range s.found {
+		for _, c := range found {
 			at := s.entries[k.name][c.name]
 			if at.failed != nil || at.over() {
 				continue
@@ -119,7 +125,9 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 			load.proxy, load.roots = proxies[c.name].ready, filepath.Join(o.dir, c.name+".pem")
 			if n == 0 {
 				load.duration = min(o.duration, 300*time.Millisecond)
-				load.connections = min(o.connections, 16)
+				if k.load != nil { // else it is keepAlive, whose connections are all opened before
+					load.connections = min(o.connections, 16)
+				}
 			}
 			began := time.Now()
 			r, err := measure(ctx, load, proxies[c.name], upstream)
@@ -135,9 +143,14 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 			}
 		}
 	}
-	for _, c := range s.found {
+	for _, c := range found {
+		at := s.entries[k.name][c.name]
+		if c.needed() {
+			if at.peak, err = proxies[c.name].peak(); err != nil {
+				return err
+			}
+		}
 		if c.ours {
-			at := s.entries[k.name][c.name]
 			at.stats = &stats{}
 			if err := errors.Join(proxies[c.name].stop(at.stats), at.stats.err()); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)

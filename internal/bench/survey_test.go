@@ -54,7 +54,7 @@ func TestSurvey(t *testing.T) {
 	for i := range kinds {
 		kinds[i].connections = min(kinds[i].connections, 40)
 	}
-	s := newSurvey(options{dir: t.TempDir(), listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond}, kindNames())
+	s := further(options{dir: t.TempDir(), listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond}, kindNames())
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must.OK(t, s.run(ctx))

@@ -59,7 +59,7 @@ func (s *survey) print(w io.Writer) error {
 	}
 	s.remarks(w)
 	fmt.Fprintf(w, "\n%d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n\n",
-		s.turns(kind{}), s.duration, runtime.NumCPU())
+		(s.rounds+2)/3, s.duration, runtime.NumCPU())
 
 	fmt.Fprint(t, "\tsallyport's\tevents\tdata\trules\tnot\tCPU µs/request\tshares of the CPUs\tCPU µs/request\tshares of the CPUs\n")
 	fmt.Fprint(t, "\trequests\twritten\tsyncs\tloaded\tevaluated\tof sallyport\tload, upstream, proxy\tof goproxy\tload, upstream, proxy\n")
@@ -152,8 +152,10 @@ func (e *entry) cost() string {
 	if !e.spoken() {
 		return "-"
 	}
-	return fmt.Sprintf("%.0f", median(e.rounds, func(r result) float64 { return micros(r.CPU) / float64(max(r.Requests, 1)) }))
+	return fmt.Sprintf("%.0f", median(e.rounds, perRequest))
 }
+
+func perRequest(r result) float64 { return micros(r.CPU) / float64(max(r.Requests, 1)) }
 
 // shares are medians, in percent.
 func (e *entry) shares() string {
