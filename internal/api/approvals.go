@@ -10,13 +10,6 @@ import (
 	"sallyport/policy/approval"
 )
 
-// Approvals is what waits for operators.
-type Approvals interface {
-	// List also returns a channel that is closed when the lists have changed.
-	List() (requests []approval.Request, grants []approval.Grant, changed <-chan struct{})
-	Answer(id string, a approval.Answer, by approval.Operator) (approval.Request, error)
-}
-
 // ApprovalList is what waits and what is granted.
 type ApprovalList struct {
 	Requests []approval.Request `json:"requests"`

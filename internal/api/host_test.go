@@ -249,7 +249,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	opt.Keys = h.keys
 	opt.Once = need[*idempotency.Store](t)(idempotency.Open(filepath.Join(dir, "once"), opt.Logger))
 	opt.Approvals = need[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
-	h.approvals = opt.Approvals.(*approval.Store)
+	h.approvals = opt.Approvals
 	opt.Memory = keeper.New(keeper.Options{
 		Dir: filepath.Join(dir, "sandboxes"), Hold: func(string) (func() error, error) { return func() error { return nil }, nil },
 		Contacted: func(_ context.Context, _ string, after uint64, _ time.Time) ([]string, uint64, error) {

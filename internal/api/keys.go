@@ -111,8 +111,7 @@ func (k *Keys) Create(want Key) (made Key, text string, err error) {
 	rand.Read(random[:]) // never fails
 	want.ID, want.Created, want.Used = hex.EncodeToString(random[:8]), now, time.Time{}
 	text = "sp_" + want.ID + "_" + base64.RawURLEncoding.EncodeToString(random[8:])
-	hash := sha256.Sum256([]byte(text))
-	k.keys[want.ID] = &keyRecord{Key: want, Hash: hex.EncodeToString(hash[:])}
+	k.keys[want.ID] = &keyRecord{Key: want, Hash: hashOf(text)}
 	if err := k.write(); err != nil {
 		delete(k.keys, want.ID)
 		return Key{}, "", err
@@ -144,10 +143,9 @@ func (k *Keys) List() []Key {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	list := []Key{}
-	for _, r := range k.keys {
+	for _, r := range k.sorted() {
 		list = append(list, r.Key)
 	}
-	slices.SortFunc(list, func(a, b Key) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
@@ -156,17 +154,14 @@ func (k *Keys) List() []Key {
 func (k *Keys) Verify(text string) (Key, bool) {
 	rest, _ := strings.CutPrefix(text, "sp_")
 	id, _, _ := strings.Cut(rest, "_")
-	got := sha256.Sum256([]byte(text))
+	got, want := hashOf(text), strings.Repeat("0", 2*sha256.Size)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var want [sha256.Size]byte
 	r := k.keys[id]
 	if r != nil {
-		if n, err := hex.Decode(want[:], []byte(r.Hash)); err != nil || n != len(want) {
-			return Key{}, false
-		}
+		want = r.Hash
 	}
-	if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || r == nil {
+	if subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 || r == nil {
 		return Key{}, false
 	}
 	now := k.now().UTC()
@@ -192,9 +187,15 @@ func (k *Keys) named(name string) *keyRecord {
 	return nil
 }
 
-func (k *Keys) write() error {
-	list := slices.SortedFunc(maps.Values(k.keys), func(a, b *keyRecord) int { return strings.Compare(a.Name, b.Name) })
-	return durable.WriteJSON(k.path, list)
+func (k *Keys) write() error { return durable.WriteJSON(k.path, k.sorted()) }
+
+func (k *Keys) sorted() []*keyRecord {
+	return slices.SortedFunc(maps.Values(k.keys), func(a, b *keyRecord) int { return strings.Compare(a.Name, b.Name) })
+}
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
 }
 
 // KeyRequest is what a key shall be.

@@ -39,6 +39,7 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/memory/keeper"
 	"sallyport/policy"
+	"sallyport/policy/approval"
 	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
 	"sallyport/sandbox/manager"
@@ -70,7 +71,7 @@ type Options struct {
 	Reload    func(context.Context) error
 	Shutdown  func(context.Context) // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
-	Approvals Approvals
+	Approvals *approval.Store
 	Limits    Limits
 	Exposures Exposures
 	Sinks     Sinks

@@ -54,26 +54,18 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.supervisor.Start(ctx, d.cfg.Document, d.rules.Policy().Revision()); err != nil {
 		return err
 	}
-	g.Go(func() error { return d.supervisor.Watch(ctx) })
-	g.Go(func() error { return d.sealer.Run(ctx) })
-	g.Go(func() error { return d.retention.Run(ctx) })
-	g.Go(func() error { return d.approvals.Run(ctx) })
-	g.Go(func() error { return d.leases.Run(ctx) })
-	g.Go(func() error { return d.sweepLeases(ctx) })
 	observed := &observe.Watcher{Policy: d.rules.Policy, Event: d.changed, Record: d.auditLog.Enqueue, Logger: d.log}
-	g.Go(func() error { return observed.Run(ctx) })
 	g.Go(func() error { return index.Follow(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), d.log) })
-	// A signal that has come meanwhile waits for the first turn.
-	g.Go(func() error { return d.reloadOnSignal(ctx) })
-	g.Go(func() error { return d.followFiles(ctx) })
-	g.Go(func() error { return d.followBundle(ctx) })
+	parts := []func(context.Context) error{
+		d.supervisor.Watch, d.sealer.Run, d.retention.Run, d.approvals.Run, d.leases.Run, d.sweepLeases, observed.Run,
+		d.reloadOnSignal, // a signal that has come meanwhile waits for its first turn
+		d.followFiles, d.followBundle,
+	}
 	if h := d.host; h != nil {
-		g.Go(func() error { return d.followSecrets(ctx) })
-		g.Go(func() error { return h.engine.Watch(ctx) })
-		g.Go(func() error { return h.manager.Watch(ctx) })
-		g.Go(func() error { return h.manager.WatchIdle(ctx) })
-		g.Go(func() error { return h.manager.WatchSpace(ctx) })
-		g.Go(func() error { return h.manager.FillPool(ctx) })
+		parts = append(parts, d.followSecrets, h.engine.Watch, h.manager.Watch, h.manager.WatchIdle, h.manager.WatchSpace, h.manager.FillPool)
+	}
+	for _, run := range parts {
+		g.Go(func() error { return run(ctx) })
 	}
 	if err := d.serveNetwork(ctx, g); err != nil {
 		return err
@@ -125,14 +117,10 @@ func (d *daemon) end() error {
 
 // stopListening closes this process's share of what the gateway listens on.
 func (d *daemon) stopListening() {
-	if d.proxy != nil {
-		_ = d.proxy.Close()
-	}
-	if d.inbound != nil {
-		_ = d.inbound.Close()
-	}
-	if d.routed != nil {
-		_ = d.routed.Close()
+	for _, l := range []*net.TCPListener{d.proxy, d.inbound, d.routed} {
+		if l != nil {
+			_ = l.Close()
+		}
 	}
 	if n := d.network; n != nil {
 		_, _, _ = n.steered.Close(), n.dnsUDP.Close(), n.dnsTCP.Close()

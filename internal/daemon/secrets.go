@@ -54,45 +54,40 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			return nil, nil, err
 		}
 	}
+	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()
 	for _, c := range cfg.Credentials {
+		var source credential.Source
 		switch s := c.Source; {
 		case s.Env != "":
-			sources[c.Name] = host.NewEnv(s.Env)
+			source = host.NewEnv(s.Env)
 		case s.File != "":
-			sources[c.Name] = host.NewFile(s.File)
+			source = host.NewFile(s.File)
 		case len(s.Command) > 0:
-			sources[c.Name] = host.NewCommand(s.Command)
+			source = host.NewCommand(s.Command)
 		case s.Vault == nil:
-			sources[c.Name] = d.store.Source(c.Name)
+			source = d.store.Source(c.Name)
 		case s.Vault.Makes():
-			sources[c.Name], err = d.leases.engine(server, c.Name, *s.Vault)
+			source, err = d.leases.engine(server, c.Name, *s.Vault)
 		default:
-			sources[c.Name], err = server.Source(*s.Vault)
+			source, err = server.Source(*s.Vault)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
-	}
-	for _, c := range cfg.Credentials {
-		if c.Exchange == nil {
-			continue
+		if c.Exchange != nil {
+			x, err := exchange.New(exchange.Options{Credential: c.Name, Secret: source, Exchange: *c.Exchange, Keeper: d.logins, Embedded: c.Source.Embedded()})
+			if err != nil {
+				return nil, nil, err
+			}
+			source, exchanges = x, append(exchanges, x)
 		}
-		x, err := exchange.New(exchange.Options{Credential: c.Name, Secret: sources[c.Name], Exchange: *c.Exchange, Keeper: d.logins, Embedded: c.Source.Embedded()})
-		if err != nil {
-			return nil, nil, err
-		}
-		sources[c.Name], exchanges = x, append(exchanges, x)
-	}
-	for _, c := range cfg.Credentials {
 		if c.Grace > 0 || c.Cache != nil {
-			sources[c.Name] = credential.Lasting{Source: sources[c.Name], Grace: time.Duration(c.Grace), Cache: (*time.Duration)(c.Cache)}
+			source = credential.Lasting{Source: source, Grace: time.Duration(c.Grace), Cache: (*time.Duration)(c.Cache)}
 		}
-	}
-	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()
-	for name, source := range sources {
-		if len(proxies[name])+len(registries[name])+len(sinks[name]) > 0 {
-			sources[name] = credential.Login{Source: source, Proxies: proxies[name], Registries: registries[name], Sinks: sinks[name]}
+		if len(proxies[c.Name])+len(registries[c.Name])+len(sinks[c.Name]) > 0 {
+			source = credential.Login{Source: source, Proxies: proxies[c.Name], Registries: registries[c.Name], Sinks: sinks[c.Name]}
 		}
+		sources[c.Name] = source
 	}
 	return sources, end, nil
 }
