@@ -134,14 +134,9 @@ func runBehind(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, debug boo
 
 // ending returns the last 4 KiB of a log, for an error message.
 func ending(path string) string {
-	f, err := os.Open(path)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer f.Close()
-	if i, err := f.Stat(); err == nil && i.Size() > 4096 {
-		_, _ = f.Seek(-4096, io.SeekEnd)
-	}
-	data, _ := io.ReadAll(f) // what could be read is shown
-	return string(data)
+	return string(data[max(0, len(data)-4096):])
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -89,21 +90,21 @@ func Fingerprint(c tls.Certificate) string {
 // Local returns a server for the control socket l, who calls on which the kernel says,
 // and the listener to serve.
 func Local(l net.Listener, routes http.Handler, log *slog.Logger) (*http.Server, net.Listener) {
+	return server(routes, log, PeerContext), newSocketListener(l)
+}
+
+func server(routes http.Handler, log *slog.Logger, who func(context.Context, net.Conn) context.Context) *http.Server {
 	return &http.Server{
-		Handler: routes, ConnContext: PeerContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: routes, ConnContext: who, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
-	}, newSocketListener(l)
+	}
 }
 
 // Remote returns a server that speaks TLS on l and asks for API keys, and the
 // listener to serve. crowded is called with a source when connections without a key
 // begin to have to go.
 func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Logger, crowded func(source string)) (*http.Server, net.Listener) {
-	s := &http.Server{
-		Handler: routes, ConnContext: RemoteContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
-	}
-	return s, tls.NewListener(limitListener{l, newConnLimit(crowded)}, &tls.Config{
+	return server(routes, log, RemoteContext), tls.NewListener(limitListener{l, newConnLimit(crowded)}, &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c},
 		NextProtos: []string{"http/1.1"}, // a command's stream takes its connection over
 	})
@@ -211,10 +212,7 @@ func (l socketListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		u, ok := c.(*net.UnixConn)
-		if !ok {
-			return c, nil
-		}
+		u := c.(*net.UnixConn)
 		cred, err := credentials(u)
 		if err != nil {
 			_ = c.Close()

@@ -84,11 +84,7 @@ func (d *daemon) openStores(context.Context) error {
 		}
 		err := disk.Attach(dir)
 		if !disk.Exists(dir) {
-			size := int64(s.Size)
-			if size == 0 {
-				size = storeSize
-			}
-			if err = disk.Make(dir, size); err == nil {
+			if err = disk.Make(dir, cmp.Or(int64(s.Size), storeSize)); err == nil {
 				err = os.Chmod(memory.Dir(dir), 0o777) // for all users of the sandboxes
 			}
 		}

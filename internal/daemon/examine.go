@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -47,27 +48,16 @@ func findAgent() string { return beside("sallyport-agent") }
 
 // findRunsc returns gVisor's runsc as configured, beside this program, or on PATH.
 func findRunsc(c *config.Config) string {
-	if c.Engine.Runsc != "" {
-		return c.Engine.Runsc
-	}
-	if p := beside("runsc"); p != "" {
-		return p
-	}
-	p, err := exec.LookPath("runsc")
+	onPath, err := exec.LookPath("runsc")
 	if err != nil {
-		return ""
+		onPath = ""
 	}
-	return p
+	return cmp.Or(c.Engine.Runsc, beside("runsc"), onPath)
 }
 
 // findTarball returns the base image's root file system as configured, or
 // beside this program.
-func findTarball(c *config.Config) string {
-	if c.Sandbox.Tarball != "" {
-		return c.Sandbox.Tarball
-	}
-	return beside("base.tar")
-}
+func findTarball(c *config.Config) string { return cmp.Or(c.Sandbox.Tarball, beside("base.tar")) }
 
 func beside(name string) string {
 	self, err := os.Executable()

@@ -138,19 +138,12 @@ func (d *daemon) unfit(name string, fields map[string]credential.Secret) error {
 		if rule.AuthRef != name {
 			continue
 		}
-		if err := credential.Check(injectOf(rule), fields, time.Now()); err != nil {
+		if err := credential.Check(deref(rule.Inject), fields, time.Now()); err != nil {
 			return fmt.Errorf("%w: egressAuth rule %s: %w; --field or --file names each field that it is set with",
 				credential.ErrUnfit, cmp.Or(rule.Name, rule.AuthRef+"@"+rule.Destination), err)
 		}
 	}
 	return nil
-}
-
-func injectOf(rule policy.EgressAuthRule) policy.Inject {
-	if rule.Inject == nil {
-		return policy.Inject{}
-	}
-	return *rule.Inject
 }
 
 // short says of each secret of the embedded store that the configuration's rules would
@@ -168,11 +161,11 @@ func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]strin
 		if err != nil {
 			continue // each request says why
 		}
-		if err := credential.Check(injectOf(rule), m.Fields, time.Now()); err != nil {
+		if err := credential.Check(deref(rule.Inject), m.Fields, time.Now()); err != nil {
 			all[rule.AuthRef] = err.Error()
 			continue
 		}
-		for _, field := range credential.Short(injectOf(rule), m.Fields) {
+		for _, field := range credential.Short(deref(rule.Inject), m.Fields) {
 			if !slices.Contains(cfg.Credentials[i].AllowShort, field) {
 				all[rule.AuthRef] = fmt.Sprintf("field %s is shorter than %d bytes and is not injected: set a longer one, or name it in allowShort", field, credential.MinSecret)
 				break

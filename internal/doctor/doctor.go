@@ -5,7 +5,6 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -148,14 +147,9 @@ func btf() Finding {
 
 // mounts reads /proc/self/mounts: what is mounted where is never assumed.
 func mounts(fstype string) (points []string) {
-	f, err := os.Open("/proc/self/mounts")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		if fields := strings.Fields(s.Text()); len(fields) > 2 && fields[2] == fstype {
+	text, _ := os.ReadFile("/proc/self/mounts")
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == fstype {
 			points = append(points, fields[1])
 		}
 	}

@@ -1,6 +1,7 @@
 package policycmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,11 +224,7 @@ func explainInput(sandbox, method, raw string) (policy.Input, error) {
 		}
 		port = uint16(n)
 	}
-	at := u.EscapedPath()
-	if at == "" {
-		at = "/"
-	}
-	path, err := urlpath.Normalize(at)
+	path, err := urlpath.Normalize(cmp.Or(u.EscapedPath(), "/"))
 	if err != nil {
 		return policy.Input{}, err
 	}

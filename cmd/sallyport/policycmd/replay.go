@@ -1,6 +1,7 @@
 package policycmd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -36,9 +37,7 @@ func (r *recording) flags(c *cobra.Command) {
 // query checks the flags.
 func (r *recording) query(cfg *config.Config) (auditlog.Query, error) {
 	q := auditlog.Query{Sandbox: r.sandbox}
-	if r.dir == "" {
-		r.dir = cfg.AuditDir()
-	}
+	r.dir = cmp.Or(r.dir, cfg.AuditDir())
 	var err error
 	if q.Since, err = cli.TimeFlag("since", r.since); err != nil {
 		return q, err
