@@ -14,7 +14,7 @@ import (
 func TestInside(t *testing.T) {
 	// As in a run, but small.
 	testnet.Privileged(t)
-	programs, err := env.Build("../..", nil)
+	programs, err := env.Build("", "../..")
 	must.OK(t, err)
 	t.Cleanup(func() { _ = programs.Remove() })
 	programs.Need(t)

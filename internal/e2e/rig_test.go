@@ -38,9 +38,7 @@ func run(m *testing.M) int {
 		return m.Run() // everything skips, or fails where CI is true
 	}
 	var err error
-	tools, err = env.Build("../..", map[string]string{
-		"client": "./client", "testhost": "../test/testhost", "demo": "../../examples/demo", "agent": "../../examples/agent",
-	})
+	tools, err = env.Build("", "../..", "./client", "../test/testhost", "../../examples/demo", "../../examples/agent")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,10 @@ import (
 	"sallyport/policy/oracle"
 	"sallyport/policy/rego"
 )
+
+// These tests make rules by the thousand and keep none: half of their time was the garbage
+// collector's.
+func init() { debug.SetGCPercent(400) }
 
 // TestMutation makes each small mistake that there is in decision.rego, one at a
 // time, and expects the tests that hold its meaning to find it: the comparison with

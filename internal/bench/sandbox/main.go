@@ -54,7 +54,7 @@ func run(o options) (err error) {
 		return errors.New("needs root: it makes network namespaces")
 	}
 	// Built before, where the network still is what it was.
-	tools, err := env.Build(".", nil)
+	tools, err := env.Build("", ".")
 	if err != nil {
 		return err
 	}

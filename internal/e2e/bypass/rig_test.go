@@ -91,7 +91,7 @@ func TestMain(m *testing.M) {
 			return m.Run() // everything skips, or fails where CI is true
 		}
 		var err error
-		if programs, err = env.Build("../../..", map[string]string{"probe": "./probe"}); err != nil {
+		if programs, err = env.Build("", "../../..", "./probe"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -6,6 +6,7 @@ package env
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,44 +28,47 @@ type Programs struct {
 // prebuilt names a folder of programs that Build takes instead of building its own.
 const prebuilt = "SALLYPORT_TEST_PROGRAMS"
 
-// Build compiles the daemon and the agent, and what also names: packages by the
-// name of their program. root is the repository's, all paths relative to the
-// working directory.
-func Build(root string, also map[string]string) (*Programs, error) {
-	if dir := os.Getenv(prebuilt); dir != "" {
-		p := &Programs{Dir: dir}
+// Build compiles the daemon and the agent, and further packages, whose last parts are the
+// names of the programs. It leaves them in dir, where those are not linked again that are
+// what they would be; "": in a folder of their own. root is the repository's, all paths are
+// relative to the working directory.
+func Build(dir, root string, also ...string) (*Programs, error) {
+	p := &Programs{Dir: dir}
+	if shared := os.Getenv(prebuilt); shared != "" {
+		p.Dir = shared
 		p.find(root)
 		return p, nil
 	}
-	dir, err := os.MkdirTemp("", "sallyport-e2e-")
-	if err != nil {
-		return nil, err
+	if dir == "" {
+		var err error
+		if p.Dir, err = os.MkdirTemp("", "sallyport-e2e-"); err != nil {
+			return nil, err
+		}
+		p.built = true
 	}
-	p := &Programs{Dir: dir, built: true}
 	if err := p.build(root, also); err != nil {
 		return nil, errors.Join(err, p.Remove())
 	}
 	return p, nil
 }
 
-func (p *Programs) build(root string, also map[string]string) error {
-	all := map[string]string{"sallyport": root + "/cmd/sallyport", "sallyport-agent": root + "/cmd/sallyport-agent"}
-	for name, pkg := range also {
-		all[name] = pkg
-	}
-	for name, pkg := range all {
-		c := exec.Command("go", "build", "-o", filepath.Join(p.Dir, name), pkg)
-		c.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
-		}
+func (p *Programs) build(root string, also []string) error {
+	args := []string{"build", "-buildvcs=false", "-ldflags=-w", "-o", p.Dir + "/", root + "/cmd/sallyport", root + "/cmd/sallyport-agent"}
+	c := exec.Command("go", append(args, also...)...)
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", c, err, out)
 	}
 	p.find(root)
 	for name, target := range map[string]string{"runsc": p.Runsc, "base.tar": p.Image} {
+		link := filepath.Join(p.Dir, name)
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		if target == "" {
 			continue // the tests that need it say so
 		}
-		if err := os.Symlink(target, filepath.Join(p.Dir, name)); err != nil {
+		if err := os.Symlink(target, link); err != nil {
 			return err
 		}
 	}

@@ -36,11 +36,10 @@ const (
 	timeout = "20m"
 )
 
-// programs are those that tests run, by name.
-var programs = map[string]string{
-	"client": "./internal/e2e/client", "probe": "./internal/e2e/bypass/probe",
-	"testhost": "./internal/test/testhost", "demo": "./examples/demo", "agent": "./examples/agent",
-	"sallyport-cni": "./cmd/sallyport-cni",
+// programs are those that tests run besides the daemon and the agent.
+var programs = []string{
+	"./internal/e2e/client", "./internal/e2e/bypass/probe", "./internal/test/testhost",
+	"./examples/demo", "./examples/agent", "./cmd/sallyport-cni",
 }
 
 func main() {
@@ -58,7 +57,7 @@ func main() {
 
 // suite is one run.
 type suite struct {
-	dir    string // for test binaries
+	dir    string // for test binaries and programs
 	test2  string // the path of test2json
 	report report
 	last   map[string]float64 // seconds that units took the last time
@@ -84,20 +83,20 @@ func run(workers int, only string) (failed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	tools, err := env.Build(".", programs)
+	s := &suite{report: report{out: os.Stdout}, pending: true, last: remembered()}
+	s.change.L = &s.mu
+	var done func()
+	if s.dir, done, err = binaries(); err != nil {
+		return false, err
+	}
+	defer done()
+	tools, err := env.Build(filepath.Join(s.dir, "programs"), ".", programs...)
 	if err != nil {
 		return false, err
 	}
-	defer tools.Remove()
 	if err := tools.Share(); err != nil {
 		return false, err
 	}
-	s := &suite{report: report{out: os.Stdout}, pending: true, last: remembered()}
-	s.change.L = &s.mu
-	if s.dir, err = os.MkdirTemp("", "sallyport-suite-"); err != nil {
-		return false, err
-	}
-	defer os.RemoveAll(s.dir)
 	if s.test2, err = output("go", "tool", "-n", "test2json"); err != nil {
 		return false, err
 	}
@@ -118,6 +117,27 @@ func run(workers int, only string) (failed bool, err error) {
 	s.report.table()
 	s.remember()
 	return s.report.failed, errors.Join(s.errs...)
+}
+
+// binaries is the folder for what is built, and what leaves it. It is in the user's
+// cache, where go links only that anew whose sources have changed. While another
+// suite has that one, it is a folder for this run alone.
+func binaries() (dir string, done func(), err error) {
+	if kept := cached("tests"); kept != "" {
+		if err := os.MkdirAll(kept, 0o700); err != nil {
+			return "", nil, err
+		}
+		lock, err := os.Open(kept)
+		if err != nil {
+			return "", nil, err
+		}
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			return kept, func() { lock.Close() }, nil
+		}
+		lock.Close()
+	}
+	dir, err = os.MkdirTemp("", "sallyport-suite-")
+	return dir, func() { os.RemoveAll(dir) }, err
 }
 
 func output(name string, args ...string) (string, error) {
@@ -213,7 +233,7 @@ func (s *suite) compile(n int, group []unit) ([]unit, error) {
 		return nil, nil
 	}
 	to := filepath.Join(s.dir, fmt.Sprint(n)) + "/"
-	if err := os.Mkdir(to, 0o755); err != nil {
+	if err := os.MkdirAll(to, 0o755); err != nil {
 		return nil, err
 	}
 	args := []string{"test", "-c", "-vet=off", "-ldflags=-w", "-o", to}
@@ -294,22 +314,25 @@ func (s *suite) play(u unit) error {
 	return err
 }
 
-// The seconds that units took the last time are in a file of the user's cache.
-func memory() string {
+// cached is a path in the user's cache; "": there is none.
+func cached(name string) string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return ""
 	}
-	return filepath.Join(dir, "sallyport/test-times.json")
+	return filepath.Join(dir, "sallyport", name)
 }
+
+// The seconds that units took the last time are in a file there.
+const times = "test-times.json"
 
 // remembered is empty where nothing is known: units then run as they come.
 func remembered() map[string]float64 {
-	times := map[string]float64{}
-	if raw, err := os.ReadFile(memory()); err == nil {
-		_ = json.Unmarshal(raw, &times)
+	last := map[string]float64{}
+	if raw, err := os.ReadFile(cached(times)); err == nil {
+		_ = json.Unmarshal(raw, &last)
 	}
-	return times
+	return last
 }
 
 func (s *suite) remember() {
@@ -317,6 +340,6 @@ func (s *suite) remember() {
 		s.last[u.name] = u.seconds
 	}
 	if raw, err := json.Marshal(s.last); err == nil {
-		_ = os.WriteFile(memory(), raw, 0o644)
+		_ = os.WriteFile(cached(times), raw, 0o644)
 	}
 }

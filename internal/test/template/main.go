@@ -27,7 +27,7 @@ func run(to string) error {
 	if err := testnet.Isolate(); err != nil {
 		return err
 	}
-	p, err := env.Build(".", nil)
+	p, err := env.Build("", ".")
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	var err error
-	if tools, err = env.Build(root, map[string]string{"sallyport-cni": root + "/cmd/sallyport-cni"}); err != nil {
+	if tools, err = env.Build("", root, root+"/cmd/sallyport-cni"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
