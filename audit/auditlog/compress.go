@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/periodic"
 )
 
 // packer writes a compressed segment.
@@ -140,9 +141,7 @@ func copySum(ctx context.Context, from io.Reader, to func([]byte) error) ([]byte
 			return nil, err
 		}
 		if took := time.Since(began); took > restAfter {
-			select {
-			case <-time.After(took):
-			case <-ctx.Done():
+			if !periodic.Sleep(ctx, took) {
 				return nil, ctx.Err()
 			}
 			began = time.Now()

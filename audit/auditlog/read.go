@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/periodic"
 )
 
 // Query selects events. The zero Query selects all of them.
@@ -217,14 +218,7 @@ func (r *reader) once(s segment, limit uint64, end bool) error {
 }
 
 // wait is false when there is nothing more to wait for.
-func (r *reader) wait() bool {
-	select {
-	case <-time.After(poll):
-		return true
-	case <-r.ctx.Done():
-		return false
-	}
-}
+func (r *reader) wait() bool { return periodic.Sleep(r.ctx, poll) }
 
 // segment reads one segment to its end and returns the one after it, or none.
 func (r *reader) segment(s segment) (segment, error) {

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit/auditlog"
+	"sallyport/internal/periodic"
 	"sallyport/internal/sqlite"
 )
 
@@ -162,18 +163,9 @@ func Follow(ctx context.Context, dir, path string, log *slog.Logger) error {
 			log.Info("the audit's index is kept current again")
 		}
 		failing = err != nil
-		if !pause(ctx, wait) {
+		if !periodic.Sleep(ctx, wait) {
 			return nil
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -204,7 +196,7 @@ func (f *follower) look(ctx context.Context) error {
 	if free := disk.Bavail * uint64(disk.Bsize); free < minFree {
 		return fmt.Errorf("%w: %d bytes, of which %d stay", errRoom, free, minFree)
 	}
-	rest := func(took time.Duration) { pause(ctx, took) }
+	rest := func(took time.Duration) { periodic.Sleep(ctx, took) }
 	if f.open != nil {
 		err = f.open.Update(ctx, rest)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit/auditlog"
+	"sallyport/internal/periodic"
 )
 
 // Set is the sinks of one log. It is safe for concurrent use.
@@ -148,7 +149,7 @@ func (s *Set) Run(ctx context.Context) error {
 			measured = time.Now()
 			s.measure()
 		}
-		_ = sleep(ctx, s.opt.lookEvery)
+		periodic.Sleep(ctx, s.opt.lookEvery)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,7 +269,7 @@ func (s *Set) Drain(ctx context.Context, last uint64) {
 		st := r.Status()
 		return st.Cursor < last && st.Away.IsZero()
 	}
-	for slices.ContainsFunc(all, behind) && sleep(ctx, 10*time.Millisecond) == nil {
+	for slices.ContainsFunc(all, behind) && periodic.Sleep(ctx, 10*time.Millisecond) {
 		s.look()
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
+	"sallyport/internal/periodic"
 )
 
 const (
@@ -156,7 +157,7 @@ func (s *Shipper) Run(ctx context.Context) {
 			}
 			return
 		case to.Sequence == 0:
-			if sleep(ctx, s.opt.measureEvery) != nil { // the log lacks what it says is durable
+			if !periodic.Sleep(ctx, s.opt.measureEvery) { // the log lacks what it says is durable
 				return
 			}
 			continue
@@ -434,14 +435,5 @@ func (s *Shipper) pause(ctx context.Context, err error) bool {
 	if errors.As(err, &retry) {
 		d = max(d, retry.After)
 	}
-	return sleep(ctx, d) == nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, d)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"sallyport/internal/periodic"
 )
 
 // splunkSink speaks to Splunk's HTTP Event Collector, and waits until the indexers have
@@ -103,8 +105,8 @@ func (s *splunkSink) acknowledged(ctx context.Context, h http.Header, ack int64)
 		if r.Acks[fmt.Sprint(ack)] {
 			return nil
 		}
-		if err := sleep(ctx, wait); err != nil {
-			return fmt.Errorf("the indexers have not acknowledged: %w", err)
+		if !periodic.Sleep(ctx, wait) {
+			return fmt.Errorf("the indexers have not acknowledged: %w", ctx.Err())
 		}
 	}
 }

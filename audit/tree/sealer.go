@@ -16,6 +16,7 @@ import (
 	"sallyport/audit"
 	"sallyport/audit/auditlog"
 	"sallyport/internal/durable"
+	"sallyport/internal/periodic"
 	"sallyport/internal/seal"
 )
 
@@ -129,10 +130,8 @@ func (s *Sealer) Run(ctx context.Context) error {
 		if more {
 			wait = min(wait, time.Since(began))
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, wait) {
 			return nil
-		case <-time.After(wait):
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package periodic calls a function again and again.
+// Package periodic calls a function again and again, and waits in between.
 package periodic
 
 import (
@@ -17,5 +17,15 @@ func Run(ctx context.Context, period time.Duration, do func(now time.Time)) erro
 			return nil
 		case now = <-tick.C:
 		}
+	}
+}
+
+// Sleep waits for a time, and reports false if ctx was done before.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }

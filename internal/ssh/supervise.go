@@ -11,6 +11,7 @@ import (
 
 	"sallyport/internal/ipc"
 	"sallyport/internal/jail"
+	"sallyport/internal/periodic"
 	"sallyport/internal/supervise"
 	"sallyport/internal/terminal"
 )
@@ -62,13 +63,8 @@ func (d *Server) Watch(ctx context.Context) error {
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	checks.Go(func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(checkEvery):
-				d.check()
-			}
+		for periodic.Sleep(ctx, checkEvery) {
+			d.check()
 		}
 	})
 	return d.supervisor.Watch(ctx)

@@ -16,6 +16,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox"
 	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker/apierror"
@@ -172,10 +173,8 @@ func (r *Runtime) unbindLayer(ctx context.Context, info container.InspectRespons
 		if err = errors.Join(errs...); !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, pause) {
 			return err
-		case <-time.After(pause):
 		}
 	}
 }

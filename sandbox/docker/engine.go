@@ -174,10 +174,8 @@ func (p *part) await(ctx context.Context) error {
 		if !p.Alive() {
 			return fmt.Errorf("%s ended at its start, see %s: %s", p.Name, p.Log, p.LastLogLine())
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, 20*time.Millisecond) {
 			return fmt.Errorf("%s does not answer, see %s: %w", p.Name, p.Log, err)
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -216,10 +214,8 @@ func (e *Engine) supervise(ctx context.Context, p *part) error {
 		if time.Since(since) > steady {
 			pause = first
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, pause) {
 			return nil
-		case <-time.After(pause):
 		}
 		pause, since = min(2*pause, last), time.Now()
 		switch err := p.launch(); {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/moby/moby/client"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox/docker/apierror"
 )
 
@@ -27,10 +28,7 @@ func (r *Runtime) Exits(ctx context.Context) (<-chan string, error) {
 			if err := r.follow(ctx, out); err != nil && ctx.Err() == nil {
 				r.cfg.Log.Warn("lost the engine's events", "error", err)
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(reconnectPause):
-			}
+			periodic.Sleep(ctx, reconnectPause)
 		}
 	}()
 	return out, nil

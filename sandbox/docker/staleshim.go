@@ -10,6 +10,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox/docker/process"
 )
 
@@ -37,10 +38,8 @@ func (r *Runtime) startContainer(ctx context.Context, id string) error {
 		r.cfg.Log.Warn("ended what was left of a sandbox's last run", "sandbox", id)
 	}
 	for deadline := time.Now().Add(staleShimTimeout); inUse(err) && time.Now().Before(deadline); {
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, 100*time.Millisecond) {
 			return err
-		case <-time.After(100 * time.Millisecond):
 		}
 		err = start()
 	}

@@ -62,14 +62,7 @@ func (m *Manager) watchDiskFor(ctx context.Context, n int64) (context.Context, c
 	ctx, cancel := context.WithCancelCause(ctx)
 	if m.opt.Space != nil {
 		go func() {
-			tick := time.NewTicker(spaceEvery)
-			defer tick.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-				}
+			for periodic.Sleep(ctx, spaceEvery) {
 				if err := m.checkDiskFor(n); err != nil {
 					cancel(err)
 				}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/periodic"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -82,10 +83,8 @@ func (m *Manager) FillPool(ctx context.Context) error {
 			case <-m.pool.taken:
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, wait) {
 			return nil
-		case <-time.After(wait):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox"
 	"sallyport/sandbox/state"
 )
@@ -318,10 +319,8 @@ func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandb
 		if whole != nil && part != nil || time.Now().After(deadline) {
 			break // it was not begun, or will not end
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, 20*time.Millisecond) {
 			return true, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
 		}
 		if st, err = m.opt.Runtime.Status(ctx, e.Rec.ID); err != nil {
 			return true, err

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/internal/periodic"
 	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
@@ -174,15 +175,8 @@ const (
 // expire ends sandboxes whose lifetime is over, until ctx is done. It tries again what
 // fails.
 func (m *Manager) expire(ctx context.Context) {
-	tick := time.NewTicker(lifetimeTick)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			m.expireAll(ctx)
-		}
+	for periodic.Sleep(ctx, lifetimeTick) {
+		m.expireAll(ctx)
 	}
 }
 

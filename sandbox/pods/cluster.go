@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"sallyport/internal/periodic"
 )
 
 // NotReady is the key of the taint that keeps new pods off a node whose daemon does not
@@ -152,10 +154,8 @@ func (c *Client) Follow(ctx context.Context, node string, f Follower) error {
 		} else {
 			c.log.Warn("the node's pods cannot be followed for now: those that run go on, with the labels that they had", "error", err, "retry_in", wait)
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Sleep(ctx, wait) {
 			return nil
-		case <-time.After(wait):
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"time"
 
+	"sallyport/internal/periodic"
 	"sallyport/sandbox/agent/wire"
 )
 
@@ -115,17 +116,10 @@ func (c *Channel) Splice(ctx context.Context, cmd wire.Command, client Client) (
 
 // ask finds out whether the client is still there, until ctx is done.
 func (c Client) ask(ctx context.Context, gone context.CancelCauseFunc) {
-	tick := time.NewTicker(aliveEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for periodic.Sleep(ctx, aliveEvery) {
+		if c.To.Write(wire.Alive, nil) != nil {
+			gone(ErrGone)
 			return
-		case <-tick.C:
-			if c.To.Write(wire.Alive, nil) != nil {
-				gone(ErrGone)
-				return
-			}
 		}
 	}
 }
