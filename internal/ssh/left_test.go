@@ -93,17 +93,13 @@ func TestLeftInEitherOrder(t *testing.T) {
 	p := newSSHTest(t)
 	for name, leave := range map[string]func(connection uint64, streams io.Closer){
 		"the connection first": func(connection uint64, streams io.Closer) {
-			if err := p.server.leave(p.process, leaveCall{Connection: connection}); err != nil {
-				t.Error(err)
-			}
+			p.server.leave(p.process, leaveCall{Connection: connection})
 			_ = streams.Close()
 		},
 		"the streams first": func(connection uint64, streams io.Closer) {
 			_ = streams.Close()
 			p.await("the end of the command", func() bool { return p.block.over("cat") })
-			if err := p.server.leave(p.process, leaveCall{Connection: connection}); err != nil {
-				t.Error(err)
-			}
+			p.server.leave(p.process, leaveCall{Connection: connection})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +114,7 @@ func TestLeftInEitherOrder(t *testing.T) {
 			})
 			o, streams, err := p.server.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"})
 			must.OK(t, err)
-			u := p.server.used(p.process, id, o.Use)
+			u := p.server.used(p.process, id, o)
 			must.OK(t, wire.NewWriter(streams).Write(wire.Stdin, []byte("half")))
 			leave(id, streams)
 			<-u.done

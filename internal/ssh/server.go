@@ -133,11 +133,6 @@ func (d *Server) Use(keys []Key) {
 	d.check()
 }
 
-// revokedError is the cause of the end of what was let in and is not any more.
-type revokedError struct{ why string }
-
-func (e *revokedError) Error() string { return e.why }
-
 // input is what the policy is asked.
 func (d *Server) input(i sandbox.Info, use policy.Protocol, port uint16) policy.Input {
 	s := d.o.Identity(i)
@@ -173,10 +168,10 @@ func (d *Server) authorize(ctx context.Context, k Key, name string) (sandbox.Inf
 }
 
 // admit lets a key in that has signed, or refuses it without saying why.
-func (d *Server) admit(ctx context.Context, by *process, c admitCall) (admitted, error) {
+func (d *Server) admit(ctx context.Context, by *process, c admitCall) (id uint64, err error) {
 	remote, err := netip.ParseAddrPort(c.Remote)
 	if err != nil || len(c.User) > maxEnvValue || len(c.Client) > maxEnvValue {
-		return admitted{}, errRefused
+		return 0, errRefused
 	}
 	d.mu.Lock()
 	k, known := d.keys[string(c.Key)]
@@ -186,12 +181,12 @@ func (d *Server) admit(ctx context.Context, by *process, c admitCall) (admitted,
 	if known {
 		i, decision = d.authorize(ctx, k, c.User)
 	} else if k.Key, err = ssh.ParsePublicKey(c.Key); err != nil {
-		return admitted{}, errRefused
+		return 0, errRefused
 	}
 	e := d.event(audit.NetworkOpen, "ssh", k, i, remote, decision)
 	if decision.Action != policy.Allow {
 		d.refuse(e, c.User)
-		return admitted{}, errRefused
+		return 0, errRefused
 	}
 	e.Message = "SSH client " + strconv.QuoteToASCII(c.Client)
 	n := &connection{key: k, info: i, remote: remote, began: time.Now(), event: e, owner: by, uses: map[uint64]*use{}}
@@ -208,14 +203,14 @@ func (d *Server) admit(ctx context.Context, by *process, c admitCall) (admitted,
 	if full {
 		decision = policy.Decision{Action: policy.Deny, Reason: "too many connections are open"}
 		d.refuse(d.event(audit.NetworkOpen, "ssh", k, i, remote, decision), c.User)
-		return admitted{}, errRefused
+		return 0, errRefused
 	}
 	if err := d.o.Recorder.Append(ctx, e); err != nil {
 		d.o.Logger.Error("nobody is let in over SSH, since it cannot be recorded", "error", err)
 		d.drop(n)
-		return admitted{}, errRefused
+		return 0, errRefused
 	}
-	return admitted{Connection: n.id}, nil
+	return n.id, nil
 }
 
 // of is how many connections a key has. d.mu is held.
@@ -286,26 +281,25 @@ func (d *Server) usesOf(n *connection) (list []*use) {
 }
 
 // leave is told that the process has nothing more of a connection.
-func (d *Server) leave(by *process, c leaveCall) error {
+func (d *Server) leave(by *process, c leaveCall) {
 	if c.Connection == 0 {
 		if remote, err := netip.ParseAddrPort(c.Remote); err == nil {
 			decision := policy.Decision{Action: policy.Deny, Reason: "the client has signed with no key"}
 			d.refuse(d.event(audit.NetworkRefuse, "ssh", Key{}, sandbox.Info{}, remote, decision), "")
 		}
-		return nil
+		return
 	}
 	d.mu.Lock()
 	n := d.connections[c.Connection]
 	d.mu.Unlock()
 	if n == nil || n.owner != by {
-		return nil
+		return
 	}
 	why := errClosed
 	if c.Flooded {
-		why = &revokedError{"the client has sent more than is kept until something takes it"}
+		why = errors.New("the client has sent more than is kept until something takes it")
 	}
 	d.close(n, why)
-	return nil
 }
 
 // crowded passes on that connections which have not signed begin to be closed, no more
@@ -366,7 +360,7 @@ func (d *Server) lapsed(n *connection) (sandbox.Info, string) {
 
 // evict ends a connection that was let in and would not be now.
 func (d *Server) evict(n *connection, why string) {
-	d.close(n, &revokedError{why})
+	d.close(n, errors.New(why))
 	n.owner.Notify(answerWithin, callEnd, endCall{n.id, why})
 }
 
@@ -386,7 +380,7 @@ func (d *Server) check() {
 		}
 		for _, u := range d.usesOf(n) {
 			if decision := d.o.Decide(n.ctx, d.input(i, u.what, u.port)); decision.Action != policy.Allow {
-				u.cancel(&revokedError{decision.Reason})
+				u.cancel(errors.New(decision.Reason))
 			}
 		}
 	}

@@ -250,13 +250,13 @@ func (t *touching) Write(p []byte) (int, error) {
 // sftp carries SFTP between a client and the sandbox's agent, which serves it, but for
 // names that no folder has.
 func (g *sessionHost) sftp(ch ssh.Channel, requests asked) {
-	is, conn, err := g.begin(openCall{Use: policy.ProtocolSFTP})
+	use, conn, err := g.begin(openCall{Use: policy.ProtocolSFTP})
 	if err != nil {
 		fail(ch, failure(err), 1)
 		return
 	}
 	defer conn.Close()
-	if g.carry(ch, requests, is.Use, conn, &sftpFilter{}) {
+	if g.carry(ch, requests, use, conn, &sftpFilter{}) {
 		exit(ch, 0)
 	}
 }
@@ -273,7 +273,7 @@ func (g *sessionHost) forward(offered ssh.NewChannel, t *consumer) {
 		_ = offered.Reject(ssh.ConnectionFailed, "that is no port")
 		return
 	}
-	is, conn, err := g.begin(openCall{Use: policy.ProtocolForward, Host: cut(v.Host), Port: uint16(v.Port)})
+	use, conn, err := g.begin(openCall{Use: policy.ProtocolForward, Host: cut(v.Host), Port: uint16(v.Port)})
 	if err != nil {
 		why := ssh.ConnectionFailed
 		if errors.Is(err, errDenied) {
@@ -288,7 +288,7 @@ func (g *sessionHost) forward(offered ssh.NewChannel, t *consumer) {
 		return
 	}
 	defer over(ch, requests)
-	g.carry(ch, requests, is.Use, conn, nil)
+	g.carry(ch, requests, use, conn, nil)
 }
 
 // carry carries bytes between a client's channel and a use, until both directions have

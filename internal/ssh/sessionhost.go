@@ -64,15 +64,14 @@ func (s *worker) welcome(c net.Conn, known func()) {
 		tried = true
 		ctx, cancel := context.WithTimeout(s.ctx, handshakeWithin)
 		defer cancel()
-		var got admitted
 		err := s.peer.Call(ctx, callAdmit, admitCall{
 			User: cut(m.User()), Key: k.Marshal(), Remote: c.RemoteAddr().String(), Client: cut(string(m.ClientVersion())),
-		}, &got)
+		}, &id)
 		if err != nil {
 			time.Sleep(time.Until(began.Add(refuseAfter)))
 			return nil, errRefused
 		}
-		id, by = got.Connection, string(k.Marshal())
+		by = string(k.Marshal())
 		return &ssh.Permissions{}, nil
 	}
 	f := &meteredConn{Conn: c, kept: s.backlog}
@@ -188,16 +187,14 @@ func (g *sessionHost) look() {
 }
 
 // begin begins a use.
-func (g *sessionHost) begin(c openCall) (opened, *net.UnixConn, error) {
+func (g *sessionHost) begin(c openCall) (use uint64, socket *net.UnixConn, err error) {
 	c.Connection = g.id
-	var got opened
-	f, err := g.s.peer.CallFile(g.ctx, callOpen, c, &got)
+	f, err := g.s.peer.CallFile(g.ctx, callOpen, c, &use)
 	if err != nil || f == nil {
-		return got, nil, err
+		return use, nil, err
 	}
-	u, err := ipc.Inherited(f)
-	if err != nil {
-		return got, nil, fmt.Errorf("beginning: %w", err)
+	if socket, err = ipc.Inherited(f); err != nil {
+		err = fmt.Errorf("beginning: %w", err)
 	}
-	return got, u, nil
+	return use, socket, err
 }

@@ -58,17 +58,17 @@ const (
 const (
 	callServe ipc.Method = 1 + iota
 	callEnd
-	callStop
+	callStop // within a time.Duration
 )
 
 // Calls of the process to the daemon.
 const (
-	callSign ipc.Method = 32 + iota
-	callAdmit
+	callSign  ipc.Method = 32 + iota // the exchange hash (RFC 4253, section 8); the answer is its signature
+	callAdmit                        // the answer is the connection's number
 	callLeave
-	callOpen
+	callOpen // the answer is the use's number, with a socket
 	callLeftUse
-	callCrowded
+	callCrowded // connections which have not signed begin to be closed, for one of this source to have a place
 )
 
 // Errors that keep their identity across the link.
@@ -84,22 +84,10 @@ type serveCall struct {
 	Idle    time.Duration `json:"idle"`
 }
 
-type stopCall struct {
-	Within time.Duration `json:"within"`
-}
-
 // endCall has a connection ended.
 type endCall struct {
 	Connection uint64 `json:"connection"`
 	Why        string `json:"why"`
-}
-
-type signCall struct {
-	Digest []byte `json:"digest"` // the exchange hash (RFC 4253, section 8)
-}
-
-type signed struct {
-	Signature []byte `json:"signature"`
 }
 
 // admitCall asks whether a key that has signed may use a sandbox.
@@ -110,22 +98,12 @@ type admitCall struct {
 	Client string `json:"client"` // the software's own version line
 }
 
-type admitted struct {
-	Connection uint64 `json:"connection"`
-}
-
 // leaveCall tells that a connection has ended; one without a number is of who has not
 // signed with any key.
 type leaveCall struct {
 	Connection uint64 `json:"connection,omitempty"`
 	Remote     string `json:"remote,omitempty"`
 	Flooded    bool   `json:"flooded,omitempty"` // it sent more than is kept
-}
-
-// crowdedCall tells that connections which have not signed begin to be closed, for one of
-// this source to have a place.
-type crowdedCall struct {
-	Source string `json:"source"`
 }
 
 // openCall begins a use of a connection. The answer comes with a socket, over
@@ -142,10 +120,6 @@ type openCall struct {
 	Env        map[string]string `json:"env,omitempty"`
 	Host       string            `json:"host,omitempty"` // of a forwarded connection
 	Port       uint16            `json:"port,omitempty"`
-}
-
-type opened struct {
-	Use uint64 `json:"use"`
 }
 
 // leftUseCall tells that the client has left sftp or a forwarded connection.

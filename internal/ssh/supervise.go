@@ -125,18 +125,12 @@ func (d *Server) ended(p *process, _ bool) error {
 // methods are what a process may ask.
 func (d *Server) methods(p *process) map[ipc.Method]ipc.Handler {
 	return map[ipc.Method]ipc.Handler{
-		callSign: ipc.Handle(func(_ context.Context, c signCall) (signed, error) {
-			s, err := d.o.HostKey.sign(c.Digest)
-			return signed{s}, err
-		}),
-		callAdmit: ipc.Handle(func(ctx context.Context, c admitCall) (admitted, error) { return d.admit(ctx, p, c) }),
-		callLeave: ipc.Handle(func(_ context.Context, c leaveCall) (ipc.None, error) { return ipc.None{}, d.leave(p, c) }),
-		callCrowded: ipc.Handle(func(_ context.Context, c crowdedCall) (ipc.None, error) {
-			d.crowded(c.Source)
-			return ipc.None{}, nil
-		}),
-		callOpen:    ipc.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
-		callLeftUse: ipc.Handle(func(_ context.Context, c leftUseCall) (ipc.None, error) { return ipc.None{}, d.leftUse(p, c) }),
+		callSign:    ipc.Handle(func(_ context.Context, digest []byte) ([]byte, error) { return d.o.HostKey.sign(digest) }),
+		callAdmit:   ipc.Handle(func(ctx context.Context, c admitCall) (uint64, error) { return d.admit(ctx, p, c) }),
+		callLeave:   ipc.Handle(func(_ context.Context, c leaveCall) (_ ipc.None, _ error) { d.leave(p, c); return }),
+		callCrowded: ipc.Handle(func(_ context.Context, source string) (_ ipc.None, _ error) { d.crowded(source); return }),
+		callOpen:    ipc.HandleFile(func(ctx context.Context, c openCall) (uint64, *os.File, error) { return d.open(ctx, p, c) }),
+		callLeftUse: ipc.Handle(func(_ context.Context, c leftUseCall) (_ ipc.None, _ error) { d.leftUse(p, c); return }),
 	}
 }
 
@@ -157,7 +151,7 @@ func (d *Server) Stop(within time.Duration) (err error) {
 	d.end.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
 		defer cancel()
-		err = d.supervisor.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, stopCall{within}, &ipc.None{}) })
+		err = d.supervisor.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, within, &ipc.None{}) })
 		if d.listener != nil { // there has been no process, and there will be none
 			_ = d.listener.Close()
 		}

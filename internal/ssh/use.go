@@ -57,22 +57,22 @@ func inside(i sandbox.Info, host string) bool {
 }
 
 // open begins a use, once it is on record.
-func (d *Server) open(ctx context.Context, by *process, c openCall) (opened, *os.File, error) {
+func (d *Server) open(ctx context.Context, by *process, c openCall) (id uint64, socket *os.File, err error) {
 	n, err := d.find(by, c.Connection)
 	if err != nil {
-		return opened{}, nil, err
+		return 0, nil, err
 	}
 	done, err := d.wait(n)
 	if err != nil {
-		return opened{}, nil, err
+		return 0, nil, err
 	}
 	defer done()
 	if len(c.Command) > maxCommand || len(c.Env) > maxEnv {
-		return opened{}, nil, fmt.Errorf("%w: the command is too long", errDenied)
+		return 0, nil, fmt.Errorf("%w: the command is too long", errDenied)
 	}
 	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, n.key.Tenant), n.info.Name)
 	if err != nil || i.ID != n.info.ID {
-		return opened{}, nil, fmt.Errorf("%w: the sandbox is gone", errDenied)
+		return 0, nil, fmt.Errorf("%w: the sandbox is gone", errDenied)
 	}
 	port := uint16(policy.SSHPort)
 	if c.Use == policy.ProtocolForward {
@@ -103,18 +103,18 @@ func (d *Server) open(ctx context.Context, by *process, c openCall) (opened, *os
 	if decision.Action != policy.Allow {
 		u.cancel(errClosed)
 		d.refuse(u.event, "")
-		return opened{}, nil, fmt.Errorf("%w: %s", errDenied, decision.Reason)
+		return 0, nil, fmt.Errorf("%w: %s", errDenied, decision.Reason)
 	}
 	if err := d.o.Recorder.Append(ctx, u.event); err != nil {
 		d.leaveUse(u)
-		return opened{}, nil, fmt.Errorf("%w: it cannot be recorded", errDenied)
+		return 0, nil, fmt.Errorf("%w: it cannot be recorded", errDenied)
 	}
 	f, err := d.begin(u, c)
 	if err != nil {
 		d.over(u, "", err)
-		return opened{}, nil, err
+		return 0, nil, err
 	}
-	return opened{u.id}, f, nil
+	return u.id, f, nil
 }
 
 // enter makes a place for a use.
@@ -313,17 +313,16 @@ func arguments(c openCall) []string {
 }
 
 // leftUse tells a use that its client has left it.
-func (d *Server) leftUse(by *process, c leftUseCall) error {
+func (d *Server) leftUse(by *process, c leftUseCall) {
 	if u := d.used(by, c.Connection, c.Use); u != nil {
 		if c.Refused {
-			u.cancel(&revokedError{errSFTP.Error()})
+			u.cancel(errSFTP)
 		}
 		select {
 		case u.left <- struct{}{}:
 		default:
 		}
 	}
-	return nil
 }
 
 // used is a use of a process's connection, or nil.

@@ -65,7 +65,7 @@ func newWorker(conn *net.UnixConn, l net.Listener, state jail.State) *worker {
 	s := &worker{listener: l, state: state, alive: keepAliveEvery, channels: newChannelLimit(maxChannels, channelsOfKey), backlog: newBacklog(maxBacklog), sessionHosts: map[uint64]*sessionHost{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.unauthenticated = connlimit.New(maxUnauthenticated, maxOfSource, func(source string) {
-		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, crowdedCall{source}, &ipc.None{}) })
+		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, source, &ipc.None{}) })
 	})
 	s.peer = ipc.New(conn, ipc.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
@@ -139,12 +139,11 @@ type hostSigner struct {
 
 func (h *hostSigner) Public() crypto.PublicKey { return h.public.(ed25519.PublicKey) }
 
-func (h *hostSigner) Sign(_ io.Reader, digest []byte, _ crypto.SignerOpts) ([]byte, error) {
+func (h *hostSigner) Sign(_ io.Reader, digest []byte, _ crypto.SignerOpts) (signature []byte, err error) {
 	ctx, cancel := context.WithTimeout(h.s.ctx, handshakeWithin)
 	defer cancel()
-	var got signed
-	err := h.s.peer.Call(ctx, callSign, signCall{digest}, &got)
-	return got.Signature, err
+	err = h.s.peer.Call(ctx, callSign, digest, &signature)
+	return signature, err
 }
 
 // end ends a connection whose permission the Server has withdrawn.
@@ -159,27 +158,14 @@ func (s *worker) end(_ context.Context, c endCall) (ipc.None, error) {
 }
 
 // stop takes no more connections, and ends those that are left after a time.
-func (s *worker) stop(_ context.Context, c stopCall) (ipc.None, error) {
-	s.cancelAccept()
-	left := time.NewTimer(c.Within)
-	defer left.Stop()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for s.busy() {
-		select {
-		case <-left.C:
-			s.hangUp()
-			return ipc.None{}, nil
-		case <-tick.C:
-		}
+func (s *worker) stop(_ context.Context, within time.Duration) (ipc.None, error) {
+	s.cancel()
+	_ = s.listener.Close()
+	for late := time.Now().Add(within); s.busy() && time.Now().Before(late); {
+		time.Sleep(min(50*time.Millisecond, time.Until(late)))
 	}
 	s.hangUp()
 	return ipc.None{}, nil
-}
-
-func (s *worker) cancelAccept() {
-	s.cancel()
-	_ = s.listener.Close()
 }
 
 // busy tells whether something goes on.
