@@ -1,5 +1,7 @@
 package audit
 
+import "cmp"
+
 // Findings, as the state of their events has them.
 const (
 	FindingGiven    = "secret-given"     // a secret was about to be in a sandbox
@@ -34,10 +36,7 @@ var titles = map[string]string{
 // Finding: what a security team wants to look at. Both say what was done about it.
 func Finding(what string, of *Event) *Event {
 	e := New(KindFinding, ClassFinding, findingCreate)
-	e.Metadata.CorrelationUID = of.Metadata.CorrelationUID
-	if e.Metadata.CorrelationUID == "" {
-		e.Metadata.CorrelationUID = of.ID()
-	}
+	e.Metadata.CorrelationUID = cmp.Or(of.Metadata.CorrelationUID, of.ID())
 	e.SeverityID, e.StatusID, e.IsAlert = SeverityMedium, Status(statusNew), true
 	e.Action, e.Disposition, e.Rule, e.Policy = of.Action, of.Disposition, of.Rule, of.Policy
 	e.Message, e.Count = titles[what], of.Count

@@ -1,6 +1,7 @@
 package auditlog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -141,9 +142,7 @@ func newLog(dir string, opts Options) *Log {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	if opts.group == 0 {
-		opts.group = maxGroup
-	}
+	opts.group = cmp.Or(opts.group, maxGroup)
 	if opts.open == nil {
 		opts.open = openFile
 	}

@@ -113,10 +113,7 @@ func subject(e *audit.Event) string {
 	}
 	host, port := "", 0
 	if d := e.Destination; d != nil {
-		host, port = d.Hostname, d.Port
-		if host == "" {
-			host = d.IP
-		}
+		host, port = cmp.Or(d.Hostname, d.IP), d.Port
 	}
 	if e.ClassUID == audit.ClassSSH {
 		what := "SSH"

@@ -1,6 +1,7 @@
 package encoding
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"math"
@@ -122,9 +123,7 @@ func categories(e *audit.Event) (category, types []string) {
 		category, types = []string{"network", "session"}, []string{"connection"}
 	case audit.ClassEntity, audit.ClassAPI:
 		category, types = []string{"configuration"}, []string{map[int]string{1: "creation", 2: "access", 4: "deletion"}[e.ActivityID], "info"}
-		if types[0] == "" {
-			types[0] = "change"
-		}
+		types[0] = cmp.Or(types[0], "change")
 	default:
 		category, types = []string{"process"}, []string{map[int]string{audit.LifecycleStart: "start", audit.LifecycleStop: "end"}[e.ActivityID], "info"}
 	}

@@ -278,7 +278,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	run := func(s *http.Server, l net.Listener) {
 		served := make(chan struct{})
 		go func() { defer close(served); _ = s.Serve(l) }()
-		t.Cleanup(func() { _ = s.Close(); <-served })
+		t.Cleanup(func() { _ = l.Close(); <-served })
 	}
 	run(api.Local(need[net.Listener](t)(net.Listen("unix", socket)), routes, opt.Logger))
 
@@ -320,7 +320,7 @@ func agents(t *testing.T, by *line) channel.Options {
 	s := agent.NewServer(agent.Options{Key: pub})
 	served := make(chan struct{})
 	go func() { defer close(served); _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close(); <-served })
+	t.Cleanup(func() { _ = l.Close(); <-served })
 	return channel.Options{Key: key, Dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
 		return by.dial(ctx, l.Addr().String())
 	}}

@@ -2,6 +2,7 @@ package ipc
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,21 +36,11 @@ type answer struct {
 
 // New returns an end of the link that conn is. Nothing happens before Serve.
 func New(conn *net.UnixConn, o Options) *Peer {
-	if o.MaxFrame == 0 {
-		o.MaxFrame = 1 << 20
-	}
-	if o.MaxIn == 0 {
-		o.MaxIn = o.MaxFrame
-	}
-	if o.MaxOut == 0 {
-		o.MaxOut = o.MaxFrame
-	}
-	if o.MaxCalls == 0 {
-		o.MaxCalls = 256
-	}
-	if o.Patience == 0 {
-		o.Patience = 10 * time.Second
-	}
+	o.MaxFrame = cmp.Or(o.MaxFrame, 1<<20)
+	o.MaxIn = cmp.Or(o.MaxIn, o.MaxFrame)
+	o.MaxOut = cmp.Or(o.MaxOut, o.MaxFrame)
+	o.MaxCalls = cmp.Or(o.MaxCalls, 256)
+	o.Patience = cmp.Or(o.Patience, 10*time.Second)
 	p := &Peer{o: o, conn: conn, waiting: make(map[uint64]chan answer), done: make(chan struct{})}
 	p.out = sender{conn: conn, patience: o.Patience, most: 8 * o.MaxFrame}
 	return p

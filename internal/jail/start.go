@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,9 +43,7 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | un
 // [Enter] before anything else, then [Confine].
 func Start(s Spec) (*Process, error) {
 	p := plan{Files: len(s.Files), OpenFiles: s.OpenFiles, FileSize: s.FileSize, Memory: s.Memory, Spare: s.Spare, Drop: os.Geteuid() == 0}
-	if p.OpenFiles == 0 {
-		p.OpenFiles = 1 << 18
-	}
+	p.OpenFiles = cmp.Or(p.OpenFiles, 1<<18)
 	// A group of its own, so that the terminal's ^C is not for it. Not a session:
 	// that is a group to the scheduler too (sched(7), autogroup), and a process
 	// that answers others in turn lost a third of its requests on a busy machine.

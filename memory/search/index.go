@@ -11,6 +11,7 @@
 package search
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -77,9 +78,7 @@ type Index struct {
 // Open opens the index at path. One that is not there, is damaged, or was made by another
 // version begins empty.
 func Open(ctx context.Context, path string, o Options) (*Index, error) {
-	if o.MaxText == 0 {
-		o.MaxText = 256 << 20
-	}
+	o.MaxText = cmp.Or(o.MaxText, 256<<20)
 	x := &Index{path: path, options: o}
 	if _, err := os.Stat(path); err == nil {
 		if x.db, err = sqlite.Open(path, connections, pragmas...); err != nil {

@@ -2,6 +2,7 @@ package search
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -107,14 +108,8 @@ func split(name string, data []byte, modified time.Time) []document {
 		return turns(data, modified)
 	}
 	front, body, line := frontMatter(string(data))
-	d := document{entry: name, session: front["session"], heading: name, metadata: front["metadata"]}
-	if front["id"] != "" {
-		d.entry = front["id"]
-	}
-	kind := front["type"]
-	if kind == "" {
-		kind = kindOf(name)
-	}
+	d := document{entry: cmp.Or(front["id"], name), session: front["session"], heading: name, metadata: front["metadata"]}
+	kind := cmp.Or(front["type"], kindOf(name))
 	when, dated := modified, false
 	if t, err := time.Parse(time.RFC3339, front["time"]); err == nil {
 		when, dated = t, true
@@ -125,10 +120,7 @@ func split(name string, data []byte, modified time.Time) []document {
 	}
 	for i := range d.units {
 		u := &d.units[i]
-		u.kind, u.time, u.dated = kind, when, dated
-		if u.heading == "" {
-			u.heading = path.Base(name)
-		}
+		u.kind, u.time, u.dated, u.heading = kind, when, dated, cmp.Or(u.heading, path.Base(name))
 	}
 	return []document{d}
 }

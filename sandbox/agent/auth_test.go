@@ -35,10 +35,8 @@ func serve(t *testing.T) (netip.AddrPort, ed25519.PrivateKey, *channel.Channel) 
 	c := channel.New(at.Addr(), channel.Options{Key: key, Dial: to(at)})
 	t.Cleanup(func() {
 		c.Close()
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-done; err != nil {
+		_ = l.Close()
+		if err := <-done; !errors.Is(err, net.ErrClosed) {
 			t.Error(err)
 		}
 	})
@@ -50,17 +48,6 @@ func to(at netip.AddrPort) func(context.Context, netip.AddrPort) (net.Conn, erro
 	return func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp4", at.String())
-	}
-}
-
-func TestHello(t *testing.T) {
-	_, _, c := serve(t)
-	var one, two wire.Hello
-	for _, h := range []*wire.Hello{&one, &two} {
-		must.OK(t, c.JSON(t.Context(), "GET", "/hello", nil, h))
-	}
-	if one.Version != wire.Version || one.Boot == "" || one != two {
-		t.Errorf("got %+v and %+v", one, two)
 	}
 }
 
@@ -95,7 +82,7 @@ func TestRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn.Write(tt.answer(challenge))
-			fmt.Fprint(conn, "GET /hello HTTP/1.1\r\nHost: agent\r\nX-Padding: 0123456789012345678901234567890123456789\r\n\r\n")
+			fmt.Fprint(conn, "GET /activity HTTP/1.1\r\nHost: agent\r\nX-Padding: 0123456789012345678901234567890123456789\r\n\r\n")
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if opened := err == nil; opened != tt.open {
 				t.Errorf("answered: %t (%v), want %t", opened, err, tt.open)
@@ -118,7 +105,7 @@ func TestStrangersWait(t *testing.T) {
 		defer conn.Close()
 		strangers = append(strangers, conn)
 	}
-	if err := c.JSON(t.Context(), "GET", "/hello", nil, nil); err != nil {
+	if err := c.JSON(t.Context(), "GET", "/activity", nil, nil); err != nil {
 		t.Error(err)
 	}
 	begin := time.Now()

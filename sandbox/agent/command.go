@@ -69,7 +69,6 @@ type commands struct {
 	user     string
 
 	attached atomic.Int64 // streams that are open
-	moved    atomic.Int64 // when a stream last moved, Unix milliseconds
 
 	mu    sync.Mutex
 	byID  map[string]*command

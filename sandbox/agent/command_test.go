@@ -256,7 +256,7 @@ func TestOutlivesItsChannel(t *testing.T) {
 	if s := call[wire.Status](t, other, "GET", "/commands/"+w.ID, nil); s.Code != 0 || s.Stdout.To != 588890 {
 		t.Errorf("got %+v, want all of its output written", s)
 	}
-	if err := c.JSON(t.Context(), "GET", "/hello", nil, nil); !errors.Is(err, channel.ErrClosed) {
+	if err := c.JSON(t.Context(), "GET", "/activity", nil, nil); !errors.Is(err, channel.ErrClosed) {
 		t.Errorf("a closed channel: got %v, want ErrClosed", err)
 	}
 }
@@ -404,13 +404,10 @@ func TestActivity(t *testing.T) {
 	_, _, c := serve(t)
 	w := sh("sleep 1000")
 	call[wire.Status](t, c, "POST", "/commands", w)
-	if a := call[wire.Activity](t, c, "GET", "/activity", nil); a.Running != 1 || a.Attached != 0 {
+	if a := call[wire.Activity](t, c, "GET", "/activity", nil); a.Attached != 0 {
 		t.Errorf("in the background: got %+v", a)
 	}
 	call[wire.Status](t, c, "DELETE", "/commands/"+w.ID, nil)
-	if a := call[wire.Activity](t, c, "GET", "/activity", nil); a.Running != 0 {
-		t.Errorf("after its end: got %+v", a)
-	}
 }
 
 // A command that has ended is forgotten some time, one that runs is not.

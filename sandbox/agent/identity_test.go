@@ -18,13 +18,13 @@ import (
 )
 
 // somebody serves in an agent's place until the test ends.
-func somebody(t *testing.T, serve func(net.Listener) error, end func() error) netip.AddrPort {
+func somebody(t *testing.T, serve func(net.Listener) error) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	must.OK(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = serve(l) }()
-	t.Cleanup(func() { _ = end(); <-done })
+	t.Cleanup(func() { _ = l.Close(); <-done })
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
@@ -47,8 +47,8 @@ func TestAgentIsKnownByItsKey(t *testing.T) {
 	must.OK(t, err)
 	first, second := agent.NewServer(agent.Options{Key: pub}), agent.NewServer(agent.Options{Key: pub})
 	at := map[string]netip.AddrPort{
-		"the agent":        somebody(t, first.Serve, first.Close),
-		"another agent":    somebody(t, second.Serve, second.Close),
+		"the agent":        somebody(t, first.Serve),
+		"another agent":    somebody(t, second.Serve),
 		"an earlier one":   {},
 		"one that repeats": {},
 	}
@@ -67,7 +67,7 @@ func TestAgentIsKnownByItsKey(t *testing.T) {
 			}
 			handle(w, r)
 		})}
-		at[name] = somebody(t, func(l net.Listener) error { return s.Serve(believer{l}) }, s.Close)
+		at[name] = somebody(t, func(l net.Listener) error { return s.Serve(believer{l}) })
 	}
 	var now netip.AddrPort
 	dial := func(ctx context.Context, a netip.AddrPort) (net.Conn, error) { return to(now)(ctx, a) }
@@ -87,13 +87,13 @@ func TestAgentIsKnownByItsKey(t *testing.T) {
 	if heard, err = json.Marshal(said); err != nil || !met.Equal(ed25519.PublicKey(said.Key)) {
 		t.Fatalf("%s, %v", heard, err)
 	}
-	if err := c.JSON(t.Context(), "GET", "/hello", nil, nil); err != nil {
+	if err := c.JSON(t.Context(), "GET", "/activity", nil, nil); err != nil {
 		t.Error(err)
 	}
 	c.Close()
 	for name, a := range at {
 		now = a
-		err := open(met).JSON(t.Context(), "GET", "/hello", nil, nil)
+		err := open(met).JSON(t.Context(), "GET", "/activity", nil, nil)
 		if is := errors.Is(err, channel.ErrImpostor); is != (name != "the agent") || name == "the agent" && err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -107,7 +107,7 @@ func TestAgentIsKnownByItsKey(t *testing.T) {
 	if met, err := c.Meet(t.Context()); met != nil || err != nil {
 		t.Errorf("an earlier one is %x, %v", met, err)
 	}
-	if _ = c.JSON(t.Context(), "GET", "/hello", nil, nil); asked != 1 {
+	if _ = c.JSON(t.Context(), "GET", "/activity", nil, nil); asked != 1 {
 		t.Errorf("it was asked for %d things", asked)
 	}
 }

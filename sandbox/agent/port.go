@@ -29,18 +29,11 @@ const (
 
 // ports connects the host to programs that listen inside, also those that only the
 // sandbox itself can reach.
-type ports struct {
-	places chan struct{}
+type ports chan struct{} // has a place for each connection
 
-	mu   sync.Mutex
-	open map[net.Conn]struct{} // the host's ends; nil after close
-}
+func newPorts() ports { return make(ports, maxPorts) }
 
-func newPorts() *ports {
-	return &ports{places: make(chan struct{}, maxPorts), open: map[net.Conn]struct{}{}}
-}
-
-func (p *ports) register(mux *http.ServeMux) { mux.HandleFunc("GET /ports/{port}", p.serve) }
+func (p ports) register(mux *http.ServeMux) { mux.HandleFunc("GET /ports/{port}", p.serve) }
 
 var (
 	errNoPort = errors.New("that is no port of a program's")
@@ -48,7 +41,7 @@ var (
 )
 
 // serve turns a connection of the host's into one to a port.
-func (p *ports) serve(w http.ResponseWriter, r *http.Request) {
+func (p ports) serve(w http.ResponseWriter, r *http.Request) {
 	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
 	if err != nil || port == 0 || port == wire.Port || r.Header.Get("Upgrade") != wire.PortProtocol {
 		refuse(w, http.StatusBadRequest, errNoPort)
@@ -65,12 +58,12 @@ func (p *ports) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer to.Close()
-	p.upgrade(w, wire.PortProtocol, func(from *net.TCPConn) { join(from, to) })
+	upgrade(w, wire.PortProtocol, func(from *net.TCPConn) { join(from, to) })
 }
 
 // upgrade switches a connection of the host's to another protocol, which f speaks to its
 // end.
-func (p *ports) upgrade(w http.ResponseWriter, protocol string, f func(*net.TCPConn)) {
+func upgrade(w http.ResponseWriter, protocol string, f func(*net.TCPConn)) {
 	c, ahead, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, err)
@@ -79,10 +72,9 @@ func (p *ports) upgrade(w http.ResponseWriter, protocol string, f func(*net.TCPC
 	defer c.Close()
 	from, ok := c.(*net.TCPConn)
 	// The host does not speak before it is spoken to.
-	if !ok || ahead.Reader.Buffered() > 0 || c.SetDeadline(time.Time{}) != nil || !p.enter(c) {
+	if !ok || ahead.Reader.Buffered() > 0 || c.SetDeadline(time.Time{}) != nil {
 		return
 	}
-	defer p.leave(c)
 	if _, err := io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n"); err != nil {
 		return
 	}
@@ -90,40 +82,14 @@ func (p *ports) upgrade(w http.ResponseWriter, protocol string, f func(*net.TCPC
 }
 
 // place has one of the places for connections until done is called, or refuses.
-func (p *ports) place(w http.ResponseWriter) (done func()) {
+func (p ports) place(w http.ResponseWriter) (done func()) {
 	select {
-	case p.places <- struct{}{}:
-		return func() { <-p.places }
+	case p <- struct{}{}:
+		return func() { <-p }
 	default:
 		refuse(w, http.StatusTooManyRequests, errPorts)
 		return nil
 	}
-}
-
-func (p *ports) enter(c net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.open == nil {
-		return false
-	}
-	p.open[c] = struct{}{}
-	return true
-}
-
-func (p *ports) leave(c net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.open, c)
-}
-
-// close ends every connection; there are no others then.
-func (p *ports) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for c := range p.open {
-		_ = c.Close()
-	}
-	p.open = nil
 }
 
 // dial connects to a port of one of our own addresses, and says by a status what

@@ -217,7 +217,7 @@ func TestPortBounds(t *testing.T) {
 	if _, err := another.Connect(t.Context(), "localhost", port); !errors.As(err, &said) || said.Status != http.StatusTooManyRequests || !strings.Contains(said.Error(), "64") {
 		t.Errorf("one more of a sandbox: %v", err)
 	}
-	if err := another.JSON(t.Context(), "GET", "/hello", nil, nil); err != nil {
+	if err := another.JSON(t.Context(), "GET", "/activity", nil, nil); err != nil {
 		t.Errorf("and another call: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,9 +49,7 @@ var nothing = sync.OnceValues(func() (*os.File, error) { return os.Open(os.DevNu
 // launch starts the command's process and fills in its ends of the streams.
 func (c *command) launch(children *children, spare spare, user string) (<-chan syscall.WaitStatus, error) {
 	s := c.spec
-	if s.User == "" {
-		s.User = user
-	}
+	s.User = cmp.Or(s.User, user)
 	env := maps.Clone(inherited())
 	attr := &syscall.ProcAttr{Dir: s.Workdir, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if s.User != "" {

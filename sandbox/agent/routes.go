@@ -46,7 +46,9 @@ func (t *commands) register(mux *http.ServeMux) {
 			done(w, c, c.resize(in))
 		}
 	}))
-	mux.HandleFunc("GET /activity", func(w http.ResponseWriter, r *http.Request) { answer(w, http.StatusOK, t.activity()) })
+	mux.HandleFunc("GET /activity", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, http.StatusOK, wire.Activity{Attached: int(t.attached.Load())})
+	})
 }
 
 // one is a route of one command.
@@ -99,21 +101,7 @@ func refuseStart(w http.ResponseWriter, err error) {
 // attach counts a stream until the returned function is called.
 func (t *commands) attach() func() {
 	t.attached.Add(1)
-	return func() {
-		t.attached.Add(-1)
-		t.moved.Store(time.Now().UnixMilli())
-	}
-}
-
-func (t *commands) activity() wire.Activity {
-	t.mu.Lock()
-	running := len(t.byID) - len(t.ended)
-	t.mu.Unlock()
-	a := wire.Activity{Running: running, Attached: int(t.attached.Load())}
-	if moved := t.moved.Load(); a.Attached == 0 && moved != 0 {
-		a.Idle = time.Now().UnixMilli() - moved
-	}
-	return a
+	return func() { t.attached.Add(-1) }
 }
 
 // stream returns the ring that a request names.

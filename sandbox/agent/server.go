@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/uuid"
-
 	"sallyport/sandbox/agent/wire"
 )
 
@@ -36,22 +34,20 @@ type Options struct {
 // Server answers the host. Nobody else gets an answer.
 type Server struct {
 	opt      Options
-	boot     string
 	key      ed25519.PrivateKey // its own: see wire.Identity
 	children *children
 	commands *commands
-	ports    *ports
 	http     *http.Server
 }
 
 // NewServer returns a Server; Serve makes it answer.
 func NewServer(opt Options) *Server {
-	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init), ports: newPorts()}
+	s := &Server{opt: opt, children: newChildren(opt.Init)}
 	_, s.key, _ = ed25519.GenerateKey(nil) // never fails
 	s.commands = newCommands(s.children, opt.User)
-	f := &files{user: opt.User, using: s.commands.attach}
-	s.answer(s.register, s.commands.register, f.register, s.ports.register, func(mux *http.ServeMux) {
-		mux.HandleFunc("GET /sftp", func(w http.ResponseWriter, r *http.Request) { f.sftp(w, r, s.ports) })
+	f, ports := &files{user: opt.User, using: s.commands.attach}, newPorts()
+	s.answer(s.register, s.commands.register, f.register, ports.register, func(mux *http.ServeMux) {
+		mux.HandleFunc("GET /sftp", func(w http.ResponseWriter, r *http.Request) { f.sftp(w, r, ports) })
 	})
 	return s
 }
@@ -59,7 +55,7 @@ func NewServer(opt Options) *Server {
 // NewFiles returns a Server that reads and writes files, and does nothing else: it starts
 // no command and connects to no port.
 func NewFiles(key ed25519.PublicKey) *Server {
-	s := &Server{opt: Options{Key: key}, ports: newPorts()}
+	s := &Server{opt: Options{Key: key}}
 	s.answer((&files{using: func() func() { return func() {} }}).register)
 	return s
 }
@@ -79,25 +75,12 @@ func (s *Server) answer(routes ...func(*http.ServeMux)) {
 	}
 }
 
-// Serve answers on a listener until Close.
+// Serve answers on a listener until that is closed.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(newAuthListener(l, s.opt.Key, s.opt.Init))
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
-}
-
-// Close ends every connection; commands in the background go on.
-func (s *Server) Close() error {
-	s.ports.close()
-	return s.http.Close()
+	return s.http.Serve(newAuthListener(l, s.opt.Key, s.opt.Init))
 }
 
 func (s *Server) register(mux *http.ServeMux) {
-	mux.HandleFunc("GET /hello", func(w http.ResponseWriter, r *http.Request) {
-		answer(w, http.StatusOK, wire.Hello{Version: wire.Version, Boot: s.boot, Pid: os.Getpid()})
-	})
 	mux.HandleFunc("POST /identity", func(w http.ResponseWriter, r *http.Request) {
 		var i wire.Identity
 		if !decode(w, r, &i) {

@@ -23,7 +23,7 @@ import (
 const maxOpen = 64
 
 // sftp turns a connection of the host's into an SFTP session.
-func (s *files) sftp(w http.ResponseWriter, r *http.Request, p *ports) {
+func (s *files) sftp(w http.ResponseWriter, r *http.Request, p ports) {
 	if r.Header.Get("Upgrade") != wire.SFTPProtocol {
 		refuse(w, http.StatusBadRequest, errors.New("ask for Upgrade: "+wire.SFTPProtocol))
 		return
@@ -38,7 +38,7 @@ func (s *files) sftp(w http.ResponseWriter, r *http.Request, p *ports) {
 	}
 	defer done()
 	defer s.using()()
-	p.upgrade(w, wire.SFTPProtocol, func(c *net.TCPConn) {
+	upgrade(w, wire.SFTPProtocol, func(c *net.TCPConn) {
 		if err := serveSFTP(c, s.whose(r), r.URL.Query().Get("folder")); !errors.Is(err, io.EOF) {
 			breakOff(c)
 		}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -43,9 +44,7 @@ func (c Config) complete() (Config, error) {
 		return c, fmt.Errorf("sandbox subnet %q: want an IPv4 prefix of at most 29 bits", c.Subnet)
 	}
 	c.Subnet = c.Subnet.Masked()
-	if c.Pins == "" {
-		c.Pins = filepath.Join(bpffs, "sallyport", c.Bridge)
-	}
+	c.Pins = cmp.Or(c.Pins, filepath.Join(bpffs, "sallyport", c.Bridge))
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

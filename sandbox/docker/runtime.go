@@ -247,10 +247,7 @@ func (r *Runtime) startAs(ctx context.Context, id string, f func(handshake strin
 // Update gives a container that does not run other limits. Its files, and where they lie,
 // are as before.
 func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) error {
-	pids := limits.Pids
-	if pids == 0 {
-		pids = r.cfg.Pids
-	}
+	pids := cmp.Or(limits.Pids, r.cfg.Pids)
 	_, err := r.client.ContainerUpdate(ctx, containerName(id), client.ContainerUpdateOptions{Resources: &container.Resources{
 		NanoCPUs: int64(limits.CPUs * 1e9), Memory: limits.Memory, MemorySwap: limits.Memory, PidsLimit: &pids,
 	}})

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -34,14 +35,7 @@ var capabilities = []string{
 // options is the request that makes the container.
 func (r *Runtime) options(c sandbox.Container, img image.Config, mac network.HardwareAddr, env map[string]string) client.ContainerCreateOptions {
 	no := false
-	pids := c.Spec.Pids
-	if pids == 0 {
-		pids = r.cfg.Pids
-	}
-	runtime := c.Spec.Runtime
-	if runtime == "" {
-		runtime = r.cfg.Runtime
-	}
+	pids := cmp.Or(c.Spec.Pids, r.cfg.Pids)
 	return client.ContainerCreateOptions{
 		Name: containerName(c.ID),
 		Config: &container.Config{
@@ -62,7 +56,7 @@ func (r *Runtime) options(c sandbox.Container, img image.Config, mac network.Har
 			},
 		},
 		HostConfig: &container.HostConfig{
-			Runtime:       runtime,
+			Runtime:       cmp.Or(c.Spec.Runtime, r.cfg.Runtime),
 			NetworkMode:   container.NetworkMode(r.cfg.Bridge),
 			RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 			// The agent says nothing, and what hostile code writes to its

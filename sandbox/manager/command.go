@@ -38,9 +38,7 @@ func wireCommand(c sandbox.CommandSpec, spec sandbox.Spec) wire.Command {
 		w.Env = maps.Clone(spec.Env)
 		maps.Copy(w.Env, c.Env)
 	}
-	if w.Workdir == "" {
-		w.Workdir = spec.Workdir
-	}
+	w.Workdir = cmp.Or(w.Workdir, spec.Workdir)
 	if c.TTY {
 		size := c.Size
 		if size == (sandbox.Size{}) {

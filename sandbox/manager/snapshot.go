@@ -80,9 +80,7 @@ func (m *Manager) makeSnapshot(ctx context.Context, e *entry, spec keepSpec) (s 
 	if err := m.checkDisk(); err != nil {
 		return s, err
 	}
-	if spec.Name == "" {
-		spec.Name = stamp("at-")
-	}
+	spec.Name = cmp.Or(spec.Name, stamp("at-"))
 	if err := m.checkSnapshot(e, spec); err != nil {
 		return s, err
 	}

@@ -1,12 +1,14 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -41,38 +43,15 @@ const (
 
 // withDefaults completes a spec with the daemon's defaults.
 func withDefaults(s, d sandbox.Spec) sandbox.Spec {
-	if s.Image == "" {
-		s.Image = d.Image
-	}
-	if s.Runtime == "" {
-		s.Runtime = d.Runtime
-	}
-	if s.Pids == 0 {
-		s.Pids = d.Pids
-	}
-	if s.CPUs == 0 {
-		s.CPUs = d.CPUs
-	}
-	if s.Memory == 0 {
-		s.Memory = d.Memory
-	}
-	if s.Disk == 0 {
-		s.Disk = d.Disk
-	}
-	if s.Idle == 0 {
-		s.Idle = d.Idle
-	}
-	if s.OnIdle == "" {
-		s.OnIdle = d.OnIdle
-	}
+	s.Image, s.Runtime = cmp.Or(s.Image, d.Image), cmp.Or(s.Runtime, d.Runtime)
+	s.CPUs, s.Memory, s.Pids, s.Disk = cmp.Or(s.CPUs, d.CPUs), cmp.Or(s.Memory, d.Memory), cmp.Or(s.Pids, d.Pids), cmp.Or(s.Disk, d.Disk)
+	s.Idle, s.OnIdle = cmp.Or(s.Idle, d.Idle), cmp.Or(s.OnIdle, d.OnIdle)
 	if s.Idle != 0 && s.OnIdle == "" {
 		if s.OnIdle = sandbox.IdleHibernate; s.Runtime != sandbox.GVisor {
 			s.OnIdle = sandbox.IdleStop
 		}
 	}
-	if s.Lifetime == 0 {
-		s.Lifetime = d.Lifetime
-	}
+	s.Lifetime = cmp.Or(s.Lifetime, d.Lifetime)
 	return s
 }
 
@@ -358,12 +337,7 @@ func (m *Manager) set(ctx context.Context, e *entry, c sandbox.SpecChange) error
 		return err
 	}
 	next, all := applyChange(c, e.Rec.NextSpec())
-	var never []difference
-	for _, d := range all {
-		if d.when == newSandbox {
-			never = append(never, d)
-		}
-	}
+	never := slices.DeleteFunc(slices.Clone(all), func(d difference) bool { return d.when != newSandbox })
 	if len(never) > 0 {
 		return fmt.Errorf("%w: %s", sandbox.ErrSpecMismatch, explain(never, e.Rec.Name))
 	}

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,9 +60,7 @@ type unpacker struct {
 // replaced, folders are joined; a folder never replaces anything else nor the
 // other way round. After an error what was made so far stays.
 func Unpack(ctx context.Context, folder string, from io.Reader, o Options) (wire.Packed, error) {
-	if o.Top == "" {
-		o.Top = "."
-	}
+	o.Top = cmp.Or(o.Top, ".")
 	u := &unpacker{o: o, made: map[[2]uint64]struct{}{}, buf: make([]byte, bufferSize)}
 	if info, err := os.Stat(folder); err == nil && !info.IsDir() {
 		return u.report, fmt.Errorf("%w: %s is no folder", syscall.ENOTDIR, folder)

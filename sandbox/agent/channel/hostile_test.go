@@ -156,7 +156,7 @@ func TestHostileAgent(t *testing.T) {
 		"not JSON":             say(status("\x1b]0;owned\x07"), nil),
 		"deep JSON":            say(status(strings.Repeat("[", 1<<20)), nil),
 		"a list":               say(status(`[{"version":1}]`), nil),
-		"wrong types":          say(status(`{"version":"1","boot":7}`), nil),
+		"wrong types":          say(status(`{"attached":"1"}`), nil),
 		"drip": func(c net.Conn) {
 			io.WriteString(c, ok+"\r\n")
 			for {
@@ -195,8 +195,8 @@ func TestHostileAgent(t *testing.T) {
 			c := fake(t, do)
 			calls := map[string]func(context.Context) error{
 				"call": func(ctx context.Context) error {
-					var h wire.Hello
-					return c.JSON(ctx, "GET", "/hello", nil, &h)
+					var h wire.Activity
+					return c.JSON(ctx, "GET", "/activity", nil, &h)
 				},
 				"command": func(ctx context.Context) error {
 					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, wire.Streams{Stdout: io.Discard})
@@ -265,7 +265,7 @@ func TestHostileHandshake(t *testing.T) {
 			t.Parallel()
 			c := bare(t, do)
 			begin := time.Now()
-			if err := c.JSON(t.Context(), "GET", "/hello", nil, nil); !errors.Is(err, channel.ErrSilent) {
+			if err := c.JSON(t.Context(), "GET", "/activity", nil, nil); !errors.Is(err, channel.ErrSilent) {
 				t.Errorf("got %v, want ErrSilent", err)
 			}
 			if took := time.Since(begin); took > time.Minute {
@@ -336,7 +336,7 @@ func TestHostileAgentIsAlone(t *testing.T) {
 	}
 	begin := time.Now()
 	for range 100 {
-		must.OK(t, good.JSON(t.Context(), "GET", "/hello", nil, nil))
+		must.OK(t, good.JSON(t.Context(), "GET", "/activity", nil, nil))
 	}
 	if took := time.Since(begin); took > time.Minute {
 		t.Errorf("100 calls of another agent took %v", took)

@@ -21,9 +21,6 @@ const (
 	KeyFile = "/.sallyport/host.pub"
 	// ChallengeSize is in bytes.
 	ChallengeSize = 32
-	// Version of the routes. A sandbox's memory checkpoint holds the agent of
-	// the build that it was made by.
-	Version = 1
 )
 
 // proof separates our signatures from any other use of a key.
@@ -62,22 +59,10 @@ func Identified(nonce []byte, agent netip.AddrPort) []byte {
 	return append(b, agent.String()...)
 }
 
-// Hello is the answer of GET /hello.
-type Hello struct {
-	Version int    `json:"version"`
-	Boot    string `json:"boot"` // UUID of this run of the agent
-	Pid     int    `json:"pid"`  // of the agent, as it sees itself
-}
-
 // Activity is the answer of GET /activity.
 type Activity struct {
-	// Running is the number of commands that have not ended.
-	Running int `json:"running"`
 	// Attached is the number of readers and terminals that are connected.
 	Attached int `json:"attached"`
-	// Idle is how long ago a terminal or a command's stream last moved, in
-	// milliseconds; 0 while something runs attached.
-	Idle int64 `json:"idleMs"`
 }
 
 // Failure is the body of an answer with a status of 400 or more.

@@ -7,6 +7,7 @@ package trust
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
@@ -193,9 +194,7 @@ func (r *Root) bundle(ctx context.Context, f Files) (string, error) {
 		if p == systemBundle {
 			own = at
 		}
-		if system == "" {
-			system = at
-		}
+		system = cmp.Or(system, at)
 	}
 	switch {
 	case own != "":
