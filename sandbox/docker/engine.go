@@ -71,7 +71,7 @@ type part struct {
 // cfg.DataDir: an engine without it could start a sandbox after a reboot before
 // anything guards the bridge. Its runc has no start shim.
 func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error) {
-	l := newLayout(cfg)
+	l := layout(cfg)
 	if _, err := l.write(); err != nil {
 		return nil, fmt.Errorf("preparing the engine's start shim: %w", err)
 	}
@@ -103,7 +103,7 @@ func newEngine(host string, l layout) (*Engine, error) {
 // StartEngine takes the private engine over if it runs, else starts it, and
 // returns when it answers. Call Watch to keep it running.
 func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
-	l := newLayout(cfg)
+	l := layout(cfg)
 	changed, err := l.write()
 	if err != nil {
 		return nil, fmt.Errorf("preparing the engine: %w", err)

@@ -148,7 +148,7 @@ func TestEngineReconfigured(t *testing.T) {
 	id := l.start(t, l.container(t, ""))
 	status, err := l.runtime.Status(t.Context(), id)
 	must.OK(t, err)
-	path := newLayout(l.cfg).dockerdConfig()
+	path := layout(l.cfg).dockerdConfig()
 	old := l.part(t, "dockerd").Find()
 	must.OK(t, os.WriteFile(path, []byte("{}"), 0o600))
 	again, err := StartEngine(t.Context(), l.cfg)

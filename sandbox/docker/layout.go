@@ -2,9 +2,7 @@ package docker
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,11 +14,7 @@ import (
 const maxSocket = 107
 
 // layout knows where the files of a private engine are.
-type layout struct {
-	EngineConfig
-}
-
-func newLayout(cfg EngineConfig) layout { return layout{cfg} }
+type layout EngineConfig
 
 func (l layout) dir() string              { return filepath.Join(l.DataDir, "engine") }
 func (l layout) run() string              { return filepath.Join(l.RunDir, "engine") }
@@ -140,42 +134,22 @@ func (l layout) environment() []string {
 }
 
 func (l layout) containerd() (*part, error) {
-	path, err := program("containerd")
-	if err != nil {
-		return nil, err
-	}
-	return &part{
-		Process: process.Process{
-			Name: "containerd",
-			Path: path,
-			Args: []string{"--config", l.containerdConfig()},
-			Env:  l.environment(),
-			Log:  filepath.Join(l.logs(), "containerd.log"),
-		},
-		clean: func() error { return nil },
-	}, nil
+	return l.part("containerd", []string{"--config", l.containerdConfig()}, func() error { return nil })
 }
 
+// dockerd begins without the file of its number: a killed one leaves it, and the next
+// refuses to start when the number belongs to any process by then.
 func (l layout) dockerd() (*part, error) {
-	path, err := program("dockerd")
+	return l.part("dockerd", []string{"--config-file", l.dockerdConfig()}, func() error { return removeFile(l.dockerPID()) })
+}
+
+func (l layout) part(name string, args []string, clean func() error) (*part, error) {
+	path, err := program(name)
 	if err != nil {
 		return nil, err
 	}
 	return &part{
-		Process: process.Process{
-			Name: "dockerd",
-			Path: path,
-			Args: []string{"--config-file", l.dockerdConfig()},
-			Env:  l.environment(),
-			Log:  filepath.Join(l.logs(), "dockerd.log"),
-		},
-		// A killed dockerd leaves it, and the next refuses to start when the
-		// number belongs to any process by then.
-		clean: func() error {
-			if err := os.Remove(l.dockerPID()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			return nil
-		},
+		Process: process.Process{Name: name, Path: path, Args: args, Env: l.environment(), Log: filepath.Join(l.logs(), name+".log")},
+		clean:   clean,
 	}, nil
 }

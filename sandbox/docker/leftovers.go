@@ -13,7 +13,7 @@ import (
 // Leftovers lists what of a private engine runs or is mounted on this host: names
 // of its processes and mount points.
 func Leftovers(cfg EngineConfig) ([]string, error) {
-	l := newLayout(cfg)
+	l := layout(cfg)
 	var all []string
 	for _, part := range []func() (*part, error){l.containerd, l.dockerd} {
 		p, err := part()

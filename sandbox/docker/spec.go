@@ -7,13 +7,13 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
+	"github.com/moby/moby/client/pkg/versions"
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -142,7 +142,7 @@ func (r *Runtime) hardwareAddr(ctx context.Context, c sandbox.Container) (networ
 	if _, err := r.client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
 		return nil, apierror.Map(err)
 	}
-	if !atLeast(r.client.ClientVersion(), 1, 44) {
+	if versions.LessThan(r.client.ClientVersion(), "1.44") {
 		ip := c.Address.Addr().As4()
 		if made := append(net.HardwareAddr{0x02, 0x42}, ip[:]...); made.String() != want.String() {
 			return nil, fmt.Errorf("%w: this engine (API %s) can only give %s the MAC address %s, not %s",
@@ -150,12 +150,4 @@ func (r *Runtime) hardwareAddr(ctx context.Context, c sandbox.Container) (networ
 		}
 	}
 	return network.HardwareAddr(want), nil
-}
-
-// atLeast compares an API version, "1.41".
-func atLeast(version string, major, minor int) bool {
-	a, b, _ := strings.Cut(version, ".")
-	x, err1 := strconv.Atoi(a)
-	y, err2 := strconv.Atoi(b)
-	return err1 == nil && err2 == nil && (x > major || x == major && y >= minor)
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"sallyport/internal/durable"
 )
 
 // runscFlags are what gVisor needs here: systrap works where there is no
@@ -142,26 +144,11 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// replace writes a file in one step and says whether its content changed. It
-// need not survive a crash: every start writes it again.
+// replace writes a file in one step and says whether its content changed.
 func replace(path string, content []byte, mode os.FileMode) (bool, error) {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(content) {
 		return false, os.Chmod(path, mode)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return false, err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
+	err := durable.WriteFile(path, content, mode)
 	return err == nil, err
 }
