@@ -152,7 +152,7 @@ func (h *handler) routes() []route {
 			summary: "Stop a sandbox; its files stay", out: "200 Sandbox The sandbox"},
 		{method: post, pattern: "/v1/sandboxes/{name}/pause", id: "pauseSandbox", serve: h.change((*manager.Manager).Pause), scope: ScopeRun, shared: true, once: true,
 			summary: "Have a sandbox stand still in memory; any use wakes it", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/resume", id: "resumeSandbox", serve: h.change((*manager.Manager).Resume), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/resume", id: "resumeSandbox", serve: h.change((*manager.Manager).Wake), scope: ScopeRun, shared: true, once: true,
 			summary: "Wake a sandbox that is paused or hibernated", out: "200 Sandbox The sandbox"},
 		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", id: "hibernateSandbox", serve: h.change((*manager.Manager).Hibernate), scope: ScopeRun, shared: true, once: true,
 			summary: "Write a sandbox's memory to disk and free its RAM; any use wakes it", out: "200 Sandbox The sandbox"},

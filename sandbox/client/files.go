@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"strconv"
 	"time"
 
 	"sallyport/sandbox"
@@ -29,29 +27,12 @@ type Files struct {
 func (c *Client) Files(name string) *Files { return &Files{c: c, name: name} }
 
 func (f *Files) target(route, path string, more ...string) string {
-	q := url.Values{"path": {path}}
-	if f.User != "" {
-		q.Set("user", f.User)
-	}
-	for i := 0; i+1 < len(more); i += 2 {
-		if more[i+1] != "" {
-			q.Set(more[i], more[i+1])
-		}
-	}
-	return sandboxPath(f.name, "files"+route) + "?" + q.Encode()
-}
-
-// yes is a query's value.
-func yes(b bool) string {
-	if b {
-		return "1"
-	}
-	return ""
+	return sandboxPath(f.name, "files"+route) + wire.FileQuery(path, f.User, more...)
 }
 
 // Stat says what is known of a file.
 func (f *Files) Stat(ctx context.Context, path string, follow bool) (i sandbox.File, err error) {
-	return i, f.c.Call(ctx, http.MethodGet, f.target("/stat", path, "follow", yes(follow)), nil, &i)
+	return i, f.c.Call(ctx, http.MethodGet, f.target("/stat", path, "follow", wire.Flag(follow)), nil, &i)
 }
 
 // List returns a page of a folder.
@@ -68,12 +49,12 @@ func (f *Files) Mkdir(ctx context.Context, path string, mode wire.Mode, parents 
 
 // Move renames a file or folder.
 func (f *Files) Move(ctx context.Context, from, to string, replace bool) (i sandbox.File, err error) {
-	return i, f.c.Call(ctx, http.MethodPost, f.target("/move", from, "to", to, "replace", yes(replace)), nil, &i)
+	return i, f.c.Call(ctx, http.MethodPost, f.target("/move", from, "to", to, "replace", wire.Flag(replace)), nil, &i)
 }
 
 // Remove removes a file or a folder.
 func (f *Files) Remove(ctx context.Context, path string, recursive bool) error {
-	return f.c.Call(ctx, http.MethodDelete, f.target("", path, "recursive", yes(recursive)), nil, nil)
+	return f.c.Call(ctx, http.MethodDelete, f.target("", path, "recursive", wire.Flag(recursive)), nil, nil)
 }
 
 // Read returns a file's contents; the caller closes them.
@@ -82,11 +63,7 @@ func (f *Files) Read(ctx context.Context, path string) (i sandbox.File, contents
 	if err != nil {
 		return i, nil, err
 	}
-	head, err := strconv.Unquote(resp.Header.Get(wire.FileHeader))
-	if err == nil {
-		err = json.Unmarshal([]byte(head), &i)
-	}
-	if err != nil {
+	if i, err = wire.Head(resp); err != nil {
 		_ = resp.Body.Close()
 		return i, nil, fmt.Errorf("the daemon does not say what it sends: %w", err)
 	}
@@ -95,12 +72,7 @@ func (f *Files) Read(ctx context.Context, path string) (i sandbox.File, contents
 
 // Write puts a file in the place of what is there.
 func (f *Files) Write(ctx context.Context, path string, contents io.Reader, o sandbox.WriteOptions) (i sandbox.File, err error) {
-	mode := ""
-	if o.Mode != 0 {
-		text, _ := o.Mode.MarshalText()
-		mode = string(text)
-	}
-	return i, f.c.put(ctx, f.target("", path, "mode", mode, "parents", yes(o.Parents)), contents, &i)
+	return i, f.c.put(ctx, f.target("", path, "mode", o.Mode.Query(), "parents", wire.Flag(o.Parents)), contents, &i)
 }
 
 // Upload makes the files of a tar archive below a folder.
@@ -135,5 +107,5 @@ func (f *Files) Download(ctx context.Context, path, as string) (io.ReadCloser, e
 
 // Watch tells what happens to files until ctx is done or tell fails.
 func (f *Files) Watch(ctx context.Context, path string, o sandbox.WatchOptions, tell func(sandbox.FileEvent) error) error {
-	return Lines(ctx, f.c, f.target("/watch", path, "recursive", yes(o.Recursive)), tell)
+	return Lines(ctx, f.c, f.target("/watch", path, "recursive", wire.Flag(o.Recursive)), tell)
 }

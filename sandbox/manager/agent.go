@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -238,19 +239,21 @@ func (m *Manager) openFiles(ctx context.Context, e *entry, write bool) (agent *c
 		m.releaseDisk(ctx, e)
 		booked()
 	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
 	if err := m.attachDisk(e.Rec); err != nil {
-		undo()
 		return nil, nil, err
 	}
 	upper, lower, err := m.opt.Layers.Layers(ctx, e.Rec.ID)
 	if err != nil {
-		undo()
 		return nil, nil, err
 	}
 	key, _ := m.opt.Agent.Key.Public().(ed25519.PublicKey)
 	conn, err := m.opt.Jail(fsjail.Tree{Upper: upper, Lower: lower, Memory: memory.Dir(m.dir(e.Rec.Name))}, key)
 	if err != nil {
-		undo()
 		return nil, nil, err
 	}
 	m.settleDisk(e.Rec) // the next start stays possible, whatever is written
@@ -259,9 +262,9 @@ func (m *Manager) openFiles(ctx context.Context, e *entry, write bool) (agent *c
 	})
 	unwatch := func() {}
 	if write {
-		watched, stop := m.watchDisk(context.WithoutCancel(ctx))
+		watched, stop := m.watchDisk(context.WithoutCancel(ctx), 0)
 		unhook := context.AfterFunc(watched, agent.Close)
-		unwatch = func() { unhook(); stop() }
+		unwatch = func() { unhook(); _ = stop(nil) }
 	}
 	return agent, func() {
 		unwatch()
@@ -269,4 +272,36 @@ func (m *Manager) openFiles(ctx context.Context, e *entry, write bool) (agent *c
 		_ = conn.Close()
 		undo()
 	}, nil
+}
+
+// maxPlaceholders bounds those that are remembered of a sandbox and those that it is a
+// fork of. The oldest are forgotten: they are recognised no more, and worth as little.
+const maxPlaceholders = 32
+
+// environment is that of a sandbox's commands: the spec's, and the placeholders of the
+// credentials that rules give the sandbox now. Those are on record, and known to the
+// gateway, before a command has them. The caller holds the entry's lock.
+func (m *Manager) environment(e *entry) (map[string]string, error) {
+	if m.opt.Placeholders == nil {
+		return e.Rec.Spec.Env, nil
+	}
+	given, env := m.opt.Placeholders(m.info(e))
+	given = slices.DeleteFunc(given, func(p sandbox.Placeholder) bool { // which the user has set
+		_, set := e.Rec.Spec.Env[p.Variable]
+		return set || slices.Contains(e.Rec.Placeholders, p)
+	})
+	if len(given) > 0 {
+		all := slices.Concat(e.Rec.Placeholders, given)
+		all = all[max(0, len(all)-maxPlaceholders):]
+		if err := m.journal.Commit(&e.Stored, func(r *state.Record) { r.Placeholders = all }); err != nil {
+			return nil, fmt.Errorf("noting placeholders: %w", err)
+		}
+		m.publish(e.Rec.Address, m.info(e))
+	}
+	if len(env) == 0 {
+		return e.Rec.Spec.Env, nil
+	}
+	env = maps.Clone(env)
+	maps.Copy(env, e.Rec.Spec.Env)
+	return env, nil
 }

@@ -9,17 +9,21 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
+	"sallyport/audit"
 	"sallyport/internal/terminal"
 	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/state"
 )
 
 // attachedKeep is what is kept of an attached command's output, which its
@@ -232,7 +236,7 @@ func (m *Manager) callCommand(ctx context.Context, name, id, method, verb string
 	return info, plausible(&info, id)
 }
 
-// agentForCommand is reach for a command that is there: a sandbox that is stopped
+// agentForCommand is startAgent for a command that is there: a sandbox that is stopped
 // has none, and is not started to find that out.
 func (m *Manager) agentForCommand(ctx context.Context, name, id string) (*channel.Channel, error) {
 	info, err := m.Visible(ctx, name)
@@ -315,4 +319,42 @@ func (m *Manager) Output(ctx context.Context, name, id string, o sandbox.OutputO
 		return 0, nil, fmt.Errorf("output of command %s of %s: %w: it does not say from where", id, name, channel.ErrSilent)
 	}
 	return from, resp.Body, nil
+}
+
+// recordCommand has the audit log say which program ran in a sandbox, and how that went.
+// It says no argument and no environment, since they may hold secrets. Nobody waits for
+// it: the command has run.
+func (m *Manager) recordCommand(ctx context.Context, i sandbox.Info, c sandbox.CommandSpec, how string, ok bool, began time.Time) {
+	program := programOf(c)
+	ev := state.Lifecycle(recordOf(i), sandbox.CommandEvent, how)
+	ev.Message = "command " + program + " in sandbox " + i.Name
+	ev.StartTime, ev.Duration = began.UnixMilli(), now().Sub(began).Milliseconds()
+	if !ok {
+		ev.StatusID = audit.StatusFailure
+	}
+	audit.Attribute(ctx, ev)
+	if err := m.opt.Recorder.Enqueue(ev); err != nil {
+		m.opt.Logger.Error("an event was lost", "message", ev.Message, "error", err)
+	}
+}
+
+// programOf is the name of the program that a command runs.
+func programOf(c sandbox.CommandSpec) string {
+	return clip(strings.ToValidUTF8(path.Base(c.Args[0]), "\uFFFD"))
+}
+
+// howEnded says how a command ended, in words of our own.
+func howEnded(end sandbox.CommandEnd, err error) string {
+	if _, _, unable := unstarted(err); unable {
+		return "could not be started"
+	}
+	switch {
+	case err != nil:
+		return "was broken off"
+	case end.TimedOut:
+		return "ran out of time"
+	case end.Signal != "":
+		return fmt.Sprintf("exited with %d, by a signal", end.Code)
+	}
+	return fmt.Sprintf("exited with %d", end.Code)
 }

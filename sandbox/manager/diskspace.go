@@ -52,13 +52,9 @@ func (m *Manager) checkDiskFor(n int64) error {
 }
 
 // watchDisk returns a context that ends, with ErrDiskFull as its cause, when less than the
-// reserve is left. Writes of the host for a sandbox count as the sandbox's own.
-func (m *Manager) watchDisk(ctx context.Context) (context.Context, context.CancelFunc) {
-	return m.watchDiskFor(ctx, 0)
-}
-
-// watchDiskFor is watchDisk that leaves n bytes besides the reserve.
-func (m *Manager) watchDiskFor(ctx context.Context, n int64) (context.Context, context.CancelFunc) {
+// reserve and n bytes are left. Writes of the host for a sandbox count as the sandbox's own.
+// done ends the watch, and returns ErrDiskFull in place of an error that it caused.
+func (m *Manager) watchDisk(ctx context.Context, n int64) (_ context.Context, done func(error) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if m.opt.Space != nil {
 		go func() {
@@ -69,7 +65,13 @@ func (m *Manager) watchDiskFor(ctx context.Context, n int64) (context.Context, c
 			}
 		}()
 	}
-	return ctx, func() { cancel(nil) }
+	return ctx, func(err error) error {
+		if full := context.Cause(ctx); err != nil && errors.Is(full, sandbox.ErrDiskFull) {
+			err = full
+		}
+		cancel(nil)
+		return err
+	}
 }
 
 // lastRoom is how little is left of the host's disk, in bytes, when ends of sessions and

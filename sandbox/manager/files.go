@@ -12,7 +12,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"sallyport/internal/terminal"
@@ -41,16 +40,7 @@ func (m *Manager) Files(name string) *Files { return &Files{m: m, name: name} }
 
 // target is an agent's route for a file.
 func (f *Files) target(route, file string, more ...string) string {
-	q := url.Values{"path": {absolute(file)}}
-	if f.User != "" {
-		q.Set("user", f.User)
-	}
-	for i := 0; i+1 < len(more); i += 2 {
-		if more[i+1] != "" {
-			q.Set(more[i], more[i+1])
-		}
-	}
-	return "/files" + route + "?" + q.Encode()
+	return "/files" + route + wire.FileQuery(absolute(file), f.User, more...)
 }
 
 // as adds to a target whose rights count, where the sandbox has a user of its own.
@@ -66,14 +56,6 @@ func absolute(file string) string {
 		return file
 	}
 	return "/" + file
-}
-
-// flag is a query's value for yes.
-func flag(yes bool) string {
-	if yes {
-		return "1"
-	}
-	return ""
 }
 
 // failed says what went wrong with a file. The text is the sandbox's, so it is
@@ -140,7 +122,7 @@ func (f *Files) stream(ctx context.Context, doing, file, method, target string, 
 	return resp, nil
 }
 
-// yieldSpace is a body after whose end something is to be done.
+// ending is a body after whose end something is to be done.
 type ending struct {
 	io.ReadCloser
 	done func()
@@ -151,7 +133,7 @@ func (b *ending) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// callCommand is one exchange with an agent whose body lasts.
+// ask is one exchange with an agent whose body lasts.
 func (f *Files) ask(ctx context.Context, agent *channel.Channel, doing, file, method, target string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+target, body)
 	if err != nil {
@@ -171,7 +153,7 @@ func (f *Files) ask(ctx context.Context, agent *channel.Channel, doing, file, me
 // Stat says what is known of a file; of a symbolic link, unless followed, of the
 // link itself.
 func (f *Files) Stat(ctx context.Context, file string, follow bool) (info sandbox.File, err error) {
-	if err := f.call(ctx, "looking at", file, http.MethodGet, f.target("/stat", file, "follow", flag(follow)), nil, &info); err != nil {
+	if err := f.call(ctx, "looking at", file, http.MethodGet, f.target("/stat", file, "follow", wire.Flag(follow)), nil, &info); err != nil {
 		return sandbox.File{}, err
 	}
 	return info, f.sound(info)
@@ -223,7 +205,7 @@ func (f *Files) Mkdir(ctx context.Context, folder string, mode wire.Mode, parent
 // Move renames a file or folder, within one file system. A file at the new name is replaced
 // only if asked to.
 func (f *Files) Move(ctx context.Context, from, to string, replace bool) (info sandbox.File, err error) {
-	target := f.target("/move", from, "to", absolute(to), "replace", flag(replace))
+	target := f.target("/move", from, "to", absolute(to), "replace", wire.Flag(replace))
 	if err := f.call(ctx, "moving", from, http.MethodPost, target, nil, &info); err != nil {
 		return sandbox.File{}, err
 	}
@@ -233,7 +215,7 @@ func (f *Files) Move(ctx context.Context, from, to string, replace bool) (info s
 // Remove removes a file or an empty folder; recursive, all that is in it. It
 // follows no link.
 func (f *Files) Remove(ctx context.Context, file string, recursive bool) error {
-	return f.call(ctx, "removing", file, http.MethodDelete, f.target("", file, "recursive", flag(recursive)), nil, nil)
+	return f.call(ctx, "removing", file, http.MethodDelete, f.target("", file, "recursive", wire.Flag(recursive)), nil, nil)
 }
 
 // Read returns what is known of a regular file, and its contents, which may be
@@ -243,11 +225,7 @@ func (f *Files) Read(ctx context.Context, file string) (info sandbox.File, conte
 	if err != nil {
 		return sandbox.File{}, nil, err
 	}
-	head, err := strconv.Unquote(resp.Header.Get(wire.FileHeader))
-	if err == nil {
-		err = json.Unmarshal([]byte(head), &info)
-	}
-	if err != nil || f.sound(info) != nil {
+	if info, err = wire.Head(resp); err != nil || f.sound(info) != nil {
 		_ = resp.Body.Close()
 		return sandbox.File{}, nil, fmt.Errorf("reading %s:%s: %w: it does not say what it sends", f.name, terminal.Escape(file), channel.ErrSilent)
 	}
@@ -257,12 +235,7 @@ func (f *Files) Read(ctx context.Context, file string) (info sandbox.File, conte
 // Write puts a file in the place of what is there, in one step: when it fails,
 // what was there stays.
 func (f *Files) Write(ctx context.Context, file string, contents io.Reader, o sandbox.WriteOptions) (info sandbox.File, err error) {
-	mode := ""
-	if o.Mode != 0 {
-		text, _ := o.Mode.MarshalText()
-		mode = string(text)
-	}
-	target := f.target("", file, "mode", mode, "parents", flag(o.Parents))
+	target := f.target("", file, "mode", o.Mode.Query(), "parents", wire.Flag(o.Parents))
 	err = f.send(ctx, "writing", file, http.MethodPut, target, contents, &info)
 	if err != nil {
 		return sandbox.File{}, err
@@ -331,7 +304,7 @@ func (f *Files) Watch(ctx context.Context, file string, o sandbox.WatchOptions, 
 	if err != nil {
 		return err
 	}
-	resp, err := f.ask(ctx, agent, "watching", file, http.MethodGet, f.as(f.target("/watch", file, "recursive", flag(o.Recursive)), spec.User), nil)
+	resp, err := f.ask(ctx, agent, "watching", file, http.MethodGet, f.as(f.target("/watch", file, "recursive", wire.Flag(o.Recursive)), spec.User), nil)
 	if err != nil {
 		return err
 	}

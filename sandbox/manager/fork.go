@@ -219,14 +219,10 @@ func (m *Manager) reserveForFork(ctx context.Context, parent *entry, src forkSou
 	if err != nil {
 		return ctx, nil, err
 	}
-	ctx, stop := m.watchDisk(ctx)
+	ctx, stop := m.watchDisk(ctx, 0)
 	return ctx, func(err error) error {
-		if full := context.Cause(ctx); err != nil && errors.Is(full, sandbox.ErrDiskFull) {
-			err = full
-		}
-		stop()
-		release()
-		return err
+		defer release()
+		return stop(err)
 	}, nil
 }
 

@@ -154,14 +154,8 @@ func (m *Manager) beginImage(ctx context.Context) (_ context.Context, done func(
 	if err := m.checkDiskFor(m.opt.Reserve); err != nil {
 		return nil, nil, err
 	}
-	ctx, stop := m.watchDiskFor(ctx, m.opt.Reserve)
-	return ctx, func(err error) error {
-		defer stop()
-		if full := context.Cause(ctx); err != nil && errors.Is(full, sandbox.ErrDiskFull) {
-			return full
-		}
-		return err
-	}, nil
+	ctx, done = m.watchDisk(ctx, m.opt.Reserve)
+	return ctx, done, nil
 }
 
 // RemoveImage takes an image's name away, and the image with its last one, unless it is
@@ -178,7 +172,7 @@ func (m *Manager) RemoveImage(ctx context.Context, text string) error {
 	}
 	i, err := m.opt.Images.Find(ctx, name)
 	if err == nil {
-		err = m.needed(ctx, i, name)
+		err = m.needed(i, name)
 	}
 	if err == nil {
 		err = m.opt.Images.Remove(ctx, name)
@@ -187,7 +181,7 @@ func (m *Manager) RemoveImage(ctx context.Context, text string) error {
 }
 
 // needed says why an image cannot lose a name.
-func (m *Manager) needed(ctx context.Context, i sandbox.Image, name string) error {
+func (m *Manager) needed(i sandbox.Image, name string) error {
 	own, _ := image.Parse(m.opt.Defaults.Image)
 	if name == own || isID(name) && isImage(i, own) {
 		return fmt.Errorf("%w: it is the default image of new sandboxes (sandbox.image)", sandbox.ErrImageUsed)

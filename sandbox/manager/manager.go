@@ -340,20 +340,14 @@ func (m *Manager) entry(name string) *entry {
 		}
 		m.mu.Unlock()
 		e.mu.Lock()
-		if m.holds(name, e) {
+		if m.known(name) == e {
 			return e
 		}
 		e.mu.Unlock() // dropped while we waited for its lock
 	}
 }
 
-func (m *Manager) holds(name string, e *entry) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.entries[name] == e
-}
-
-// removeLater forgets an entry whose lock the caller holds.
+// forget drops an entry whose lock the caller holds.
 func (m *Manager) forget(name string, e *entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

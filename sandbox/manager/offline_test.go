@@ -26,14 +26,13 @@ func unjailed(_ fsjail.Tree, key ed25519.PublicKey) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := agent.NewFiles(key)
-	go func() { _ = s.Serve(l) }()
-	return &served{c, s}, nil
+	go func() { _ = agent.NewFiles(key).Serve(l) }()
+	return &served{c, l}, nil
 }
 
 type served struct {
 	net.Conn
-	by *agent.Server
+	by net.Listener
 }
 
 func (s *served) Close() error { return errors.Join(s.Conn.Close(), s.by.Close()) }

@@ -13,6 +13,7 @@ import (
 	"sallyport/audit"
 	"sallyport/internal/image"
 	"sallyport/internal/seal"
+	"sallyport/memory"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/fsjail"
@@ -210,6 +211,34 @@ func (noGate) Wake(netip.Addr, []sandbox.Flow) {}
 func (noGate) Flows(netip.Addr) []sandbox.Flow { return nil }
 
 func (noGate) End(netip.Addr) {}
+
+// Memories keeps the versions of what sandboxes have in /memory.
+type Memories interface {
+	// Changed tells that a sandbox's memory may have changed. It returns at once.
+	Changed(context.Context, memory.Owner, memory.Cause)
+	// Record returns when what has changed is recorded.
+	Record(context.Context, memory.Owner, memory.Cause) error
+	// Replace calls replace, which gives a memory other contents, and records the version
+	// after it: to whoever looks at the memory the two are one step. Its error is that of ctx
+	// before replace is called, or replace's.
+	Replace(ctx context.Context, o memory.Owner, c memory.Cause, replace func() error) error
+	// Inherit gives a child the versions of its parent.
+	Inherit(ctx context.Context, parent, child memory.Owner) error
+	// Interrupt ends what goes on with the memory of a sandbox, by its ID, which holds the
+	// sandbox's disk.
+	Interrupt(id string)
+}
+
+// noMemories keeps nothing.
+type noMemories struct{}
+
+func (noMemories) Changed(context.Context, memory.Owner, memory.Cause)      {}
+func (noMemories) Record(context.Context, memory.Owner, memory.Cause) error { return nil }
+func (noMemories) Replace(_ context.Context, _ memory.Owner, _ memory.Cause, replace func() error) error {
+	return replace()
+}
+func (noMemories) Inherit(context.Context, memory.Owner, memory.Owner) error { return nil }
+func (noMemories) Interrupt(string)                                          {}
 
 // Space is the host's file system that holds the disks of sandboxes. Free and Used count
 // bytes that are written but not on the disk yet.

@@ -397,3 +397,44 @@ func (m *Manager) sleepIdle(ctx context.Context, i sandbox.Info, why string) err
 	}
 	return err
 }
+
+// MemoryOwner is the sandbox that a memory is of.
+func MemoryOwner(i sandbox.Info) memory.Owner {
+	return memory.Owner{ID: i.ID, Name: i.Name, Session: i.Session, Tenant: i.Spec.Owner}
+}
+
+func (e *entry) memoryOwner() memory.Owner {
+	return memory.Owner{ID: e.Rec.ID, Name: e.Rec.Name, Session: e.Rec.Session, Tenant: e.Rec.Spec.Owner}
+}
+
+// memoryTimeout is for how long what is done to a sandbox waits for a version of its memory.
+const memoryTimeout = 20 * time.Second
+
+// recordMemory keeps what a sandbox's memory is now, before something is done to the
+// sandbox or after it. That goes on where it fails: a version is missing then, and what the
+// memory was busy with for all that time is ended, since it holds the disk.
+func (m *Manager) recordMemory(ctx context.Context, e *entry, c memory.Cause) {
+	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), memoryTimeout)
+	defer done()
+	if m.recordMemoryWithin(ctx, e, c); ctx.Err() != nil {
+		m.opt.Memories.Interrupt(e.Rec.ID)
+	}
+}
+
+// recordMemoryWithin is recordMemory that waits until the end of ctx.
+func (m *Manager) recordMemoryWithin(ctx context.Context, e *entry, c memory.Cause) {
+	if err := m.opt.Memories.Record(ctx, e.memoryOwner(), c); err != nil {
+		m.opt.Logger.Error("a version of a sandbox's memory is missing", "sandbox", e.Rec.Name, "operation", c.Operation, "error", err)
+	}
+}
+
+// inheritMemory gives children the versions of their parent's memory.
+func (m *Manager) inheritMemory(ctx context.Context, parent *entry, children []*entry) error {
+	m.recordMemory(ctx, parent, memory.Cause{Operation: memory.Forked})
+	for _, c := range children {
+		if err := m.opt.Memories.Inherit(ctx, parent.memoryOwner(), c.memoryOwner()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -110,11 +110,6 @@ func (m *Manager) setState(e *entry, s sandbox.State) {
 	m.publish(e.Rec.Address, m.info(e))
 }
 
-// Resume is Wake.
-func (m *Manager) Resume(ctx context.Context, name string) (sandbox.Info, error) {
-	return m.Wake(ctx, name)
-}
-
 // Wake lets a sandbox that sleeps go on with the processes that it had. A sandbox that
 // runs is left as it is; one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (sandbox.Info, error) {

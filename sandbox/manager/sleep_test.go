@@ -92,7 +92,7 @@ func TestPausedHibernates(t *testing.T) {
 func TestSleepRefusals(t *testing.T) {
 	b := newBed(t)
 	b.must(t)(sandbox.Info{}, func() error { _, _, err := b.GetOrCreate(t.Context(), "a", sandbox.Spec{}); return err }())
-	for name, f := range map[string]func(context.Context, string) (sandbox.Info, error){"pause": b.Pause, "hibernate": b.Hibernate, "wake": b.Wake, "resume": b.Resume} {
+	for name, f := range map[string]func(context.Context, string) (sandbox.Info, error){"pause": b.Pause, "hibernate": b.Hibernate, "wake": b.Wake} {
 		if _, err := f(t.Context(), "a"); !errors.Is(err, sandbox.ErrState) {
 			t.Errorf("%s of a stopped sandbox: %v", name, err)
 		}
@@ -108,7 +108,7 @@ func TestSleepRefusals(t *testing.T) {
 		t.Errorf("Hibernate with runc: %v", err)
 	}
 	b.must(t)(b.Pause(t.Context(), "r"))
-	b.must(t)(b.Resume(t.Context(), "r"))
+	b.must(t)(b.Wake(t.Context(), "r"))
 }
 
 // TestUnusableMemory: a sandbox whose memory cannot be had starts from its disk,

@@ -1,10 +1,13 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -33,6 +36,14 @@ const (
 type Mode uint32
 
 func (m Mode) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%04o", uint32(m)), nil }
+
+// Query is the mode as a query has it, "" for none.
+func (m Mode) Query() string {
+	if m == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%04o", uint32(m))
+}
 
 func (m *Mode) UnmarshalText(text []byte) error {
 	n, err := strconv.ParseUint(string(text), 8, 32)
@@ -126,6 +137,35 @@ func (p *Packed) Skip(name, why string) {
 	if len(p.Why) < maxWhy {
 		p.Why = append(p.Why, name+": "+why)
 	}
+}
+
+// FileQuery is the query of a route of files: the path, the user whose rights count, and
+// others by name and value, as far as they are not empty.
+func FileQuery(path, user string, others ...string) string {
+	q := url.Values{"path": {path}}
+	for pair := range slices.Chunk(append(others, "user", user), 2) {
+		if pair[1] != "" {
+			q.Set(pair[0], pair[1])
+		}
+	}
+	return "?" + q.Encode()
+}
+
+// Flag is a query's value for yes.
+func Flag(yes bool) string {
+	if yes {
+		return "1"
+	}
+	return ""
+}
+
+// Head is what an answer with a file's contents says of the file.
+func Head(resp *http.Response) (f File, err error) {
+	text, err := strconv.Unquote(resp.Header.Get(FileHeader))
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &f)
+	}
+	return f, err
 }
 
 const (
