@@ -3,6 +3,7 @@ package auditlog
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,12 +50,7 @@ func segments(dir string) ([]segment, error) {
 			all = append(all, segment{dir, first})
 		}
 	}
-	slices.SortFunc(all, func(a, b segment) int {
-		if a.first < b.first {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(all, func(a, b segment) int { return cmp.Compare(a.first, b.first) })
 	return slices.Compact(all), nil // one that is being compressed may have two files
 }
 

@@ -21,7 +21,7 @@ func (l *Log) run() {
 			runtime.Gosched()
 			g, ok := l.gather()
 			if ok {
-				l.commit(g)
+				l.commit(g, ordinary)
 			}
 			if g.last {
 				return
@@ -72,12 +72,8 @@ func (l *Log) gather() (g group, ok bool) {
 }
 
 // commit makes the group durable and tells who waits. Of one that has no room on the
-// disk it does with what is worth the log's reserve.
-func (l *Log) commit(g group) {
-	l.commitAs(g, ordinary)
-}
-
-func (l *Log) commitAs(g group, w worth) {
+// disk it does with what is worth more of the log's reserve than w.
+func (l *Log) commit(g group, w worth) {
 	first := l.next
 	l.buf, l.syncs = l.buf[:0], 0
 	for _, b := range l.notices(g.dropped, g.refused) {
@@ -95,7 +91,7 @@ func (l *Log) commitAs(g group, w worth) {
 		}
 		l.failed(g, err)
 		if len(more.batches) > 0 {
-			l.commitAs(more, w+1)
+			l.commit(more, w+1)
 		}
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"path"
@@ -271,13 +272,10 @@ func (d *Server) close(n *connection, why error) {
 	}
 }
 
-func (d *Server) usesOf(n *connection) (list []*use) {
+func (d *Server) usesOf(n *connection) []*use {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, u := range n.uses {
-		list = append(list, u)
-	}
-	return list
+	return slices.Collect(maps.Values(n.uses))
 }
 
 // leave is told that the process has nothing more of a connection.
@@ -367,10 +365,7 @@ func (d *Server) evict(n *connection, why string) {
 // check judges anew what goes on.
 func (d *Server) check() {
 	d.mu.Lock()
-	var list []*connection
-	for _, n := range d.connections {
-		list = append(list, n)
-	}
+	list := slices.Collect(maps.Values(d.connections))
 	d.mu.Unlock()
 	for _, n := range list {
 		i, why := d.lapsed(n)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,12 +124,10 @@ var (
 
 // likely refuses keys of kinds that nobody is let in with.
 func likely(k ssh.PublicKey) error {
-	for _, t := range key.Types {
-		if k.Type() == t {
-			return nil
-		}
+	if !slices.Contains(key.Types, k.Type()) {
+		return errRefused
 	}
-	return errRefused
+	return nil
 }
 
 // hostSigner has the daemon sign, which has the key.

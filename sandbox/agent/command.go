@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -236,12 +237,8 @@ func (t *commands) get(id string) (*command, error) {
 // list returns all, the oldest first.
 func (t *commands) list() []wire.Status {
 	t.mu.Lock()
-	all := make([]*command, 0, len(t.byID))
-	for _, c := range t.byID {
-		all = append(all, c)
-	}
+	all := slices.SortedFunc(maps.Values(t.byID), func(a, b *command) int { return a.started.Compare(b.started) })
 	t.mu.Unlock()
-	slices.SortFunc(all, func(a, b *command) int { return a.started.Compare(b.started) })
 	list := []wire.Status{}
 	for _, c := range all {
 		select {
