@@ -46,7 +46,7 @@ func (v *validator) bound(e policy.EgressAuthRule, r rule.Rule) {
 	c := v.doc.Credentials[at]
 	if c.Destinations != nil && !slices.ContainsFunc(c.Destinations, func(s string) bool {
 		d, err := rule.ParseDestination(s)
-		return err == nil && d.Holds(r.Destination) && (d.Port == 0 || portsWithin(r.Ports, []uint16{d.Port}))
+		return err == nil && d.Holds(r.Destination) && (d.Port == 0 || within(r.Ports, []uint16{d.Port}))
 	}) {
 		v.say(finding.NotBound, r.Path+".destination", fmt.Sprintf("credential %s goes to %s only", c.Name, strings.Join(c.Destinations, ", ")),
 			fmt.Sprintf("narrow the rule, or add the destination to credentials[%d].destinations", at))

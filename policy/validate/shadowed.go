@@ -71,12 +71,12 @@ func shadowedByAny(narrow *rule.Rule, around []*rule.Entry) (finding.Finding, bo
 
 // conflict compares a rule with an egressAuth rule whose destination holds its own.
 func conflict(a, b *rule.Rule) (finding.Finding, bool) {
-	if !selectorsMeet(a.Sandboxes, b.Sandboxes) || !portsMeet(a.Ports, b.Ports) {
+	if !selectorsMeet(a.Sandboxes, b.Sandboxes) || !meet(a.Ports, b.Ports) {
 		return finding.Finding{}, false
 	}
 	switch {
 	case a.Type == policy.TypeEgressAuth && b.Type == policy.TypeEgressAuth:
-		if !methodsMeet(a.Methods, b.Methods) || !pathsMeet(a.Paths, b.Paths) || a.Inject.Place() != b.Inject.Place() {
+		if !meet(a.Methods, b.Methods) || !pathsMeet(a.Paths, b.Paths) || a.Inject.Place() != b.Inject.Place() {
 			return finding.Finding{}, false
 		}
 		return finding.Finding{
@@ -107,12 +107,9 @@ func governsAll(a, b *rule.Rule) bool {
 	return selectorReaches(b.Sandboxes, a.Sandboxes) && (len(a.Sandboxes.Names) < 2 || len(b.Sandboxes.Names) == 0)
 }
 
-func portsMeet(a, b []uint16) bool {
-	return a == nil || b == nil || slices.ContainsFunc(a, func(p uint16) bool { return slices.Contains(b, p) })
-}
-
-func methodsMeet(a, b []string) bool {
-	return a == nil || b == nil || slices.ContainsFunc(a, func(m string) bool { return slices.Contains(b, m) })
+// meet reports whether two lists, of which nil has all, have something in common.
+func meet[T comparable](a, b []T) bool {
+	return a == nil || b == nil || slices.ContainsFunc(a, func(x T) bool { return slices.Contains(b, x) })
 }
 
 func pathsMeet(a, b []string) bool {

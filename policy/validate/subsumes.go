@@ -16,16 +16,17 @@ import (
 // speaks about, given that wide's destination takes in narrow's. When in doubt it
 // does not.
 func subsumes(wide, narrow *rule.Rule) bool {
-	return portsWithin(narrow.Ports, wide.Ports) &&
+	return within(narrow.Ports, wide.Ports) &&
 		selectorSubsumes(wide.Sandboxes, narrow.Sandboxes) &&
 		bodySubsumes(wide.Body, narrow.Body) &&
 		!slices.ContainsFunc(narrow.Protocols, func(p policy.Protocol) bool { return !wide.Carries(p) }) &&
-		(wide.Methods == nil || narrow.Methods != nil && !slices.ContainsFunc(narrow.Methods, func(m string) bool { return !slices.Contains(wide.Methods, m) })) &&
+		within(narrow.Methods, wide.Methods) &&
 		(wide.Paths == nil || narrow.Paths != nil && !slices.ContainsFunc(narrow.Paths, func(p string) bool { return !globSubsumedByAny(p, wide.Paths) }))
 }
 
-func portsWithin(narrow, wide []uint16) bool {
-	return wide == nil || narrow != nil && !slices.ContainsFunc(narrow, func(p uint16) bool { return !slices.Contains(wide, p) })
+// within reports whether a list, of which nil has all, has nothing that another has not.
+func within[T comparable](narrow, wide []T) bool {
+	return wide == nil || narrow != nil && !slices.ContainsFunc(narrow, func(x T) bool { return !slices.Contains(wide, x) })
 }
 
 // selectorSubsumes reports whether every sandbox that t picks is one that s picks.

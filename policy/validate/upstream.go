@@ -118,7 +118,7 @@ func (v *validator) upstreams() {
 		}
 		key := r.Destination.Key()
 		for _, o := range byDestination[key] {
-			if portsMeet(o.Ports, r.Ports) && selectorsMeet(o.Sandboxes, r.Sandboxes) && !reflect.DeepEqual(o.Upstream, r.Upstream) {
+			if meet(o.Ports, r.Ports) && selectorsMeet(o.Sandboxes, r.Sandboxes) && !reflect.DeepEqual(o.Upstream, r.Upstream) {
 				v.say(finding.BadUpstream, r.Path+".upstream",
 					fmt.Sprintf("differs from that of the rule %s (%s), which is for the same destination", o.Name, o.Path),
 					"write it in one of the two: a rule without upstream takes the other's")
