@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"context"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -99,19 +98,8 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	}
 }
 
-// several is a source of a secret with fields.
-type several map[string]string
-
-func (s several) Read(context.Context) (credential.Material, error) {
-	m := credential.Material{Fields: map[string]credential.Secret{}, Version: "1"}
-	for k, v := range s {
-		m.Fields[k] = credential.NewSecret(v)
-	}
-	return m, nil
-}
-
 // login is a secret of which the password alone is one.
-var login = several{"username": "deploy-bot@example.test", "password": token, "url": "https://api.example.test/v1"}
+var login = fields{"username": "deploy-bot@example.test", "password": token, "url": "https://api.example.test/v1"}
 
 // loggingIn has the login put into requests for /keyed.
 func (w *netEnv) loggingIn() {

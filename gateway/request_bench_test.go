@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -22,37 +21,10 @@ import (
 	"sallyport/gateway/placeholder"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/testnet"
 	"sallyport/policy"
 	"sallyport/policy/engine"
 )
-
-// again is a connection on which the same bytes come n times, each time after
-// something has been written.
-type again struct {
-	net.Conn
-	text string
-	n    int
-	due  int // bytes of text that may be read
-}
-
-func (a *again) Read(p []byte) (int, error) {
-	if a.due == 0 {
-		if a.n == 0 {
-			return 0, io.EOF
-		}
-		a.n--
-		a.due = len(a.text)
-	}
-	n := copy(p, a.text[len(a.text)-a.due:])
-	a.due -= n
-	return n, nil
-}
-
-func (a *again) Write(p []byte) (int, error)     { return len(p), nil }
-func (a *again) Close() error                    { return nil }
-func (a *again) RemoteAddr() net.Addr            { return &net.TCPAddr{} }
-func (a *again) SetDeadline(time.Time) error     { return nil }
-func (a *again) SetReadDeadline(time.Time) error { return nil }
 
 // nowhere is where a benchmark's events, connections and secrets come and go.
 type nowhere struct{ conn *http1.ClientConn }
@@ -99,7 +71,7 @@ func BenchmarkExchange(b *testing.B) {
 			must.OK(b, err)
 			engine := engine.NewEngine(compiled)
 			body := strings.Repeat("a", 1024)
-			out := nowhere{http1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
+			out := nowhere{http1.NewClientConn(&testnet.Again{N: b.N, Text: fmt.Sprintf(
 				"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Sun, 22 Nov 2026 01:02:03 GMT\r\nContent-Length: %d\r\n\r\n%s", len(body), body)},
 				http1.ClientOptions{})}
 			g, err := New(Options{
@@ -121,13 +93,13 @@ func BenchmarkExchange(b *testing.B) {
 			}}
 			b.ReportAllocs()
 			before := cpu(b)
-			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
+			in := &testnet.Again{N: b.N, Text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
 			(&http1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 				g.serve(ctx, cancel, w, r, on, nil)
 			})
 			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
-			if in.n > 0 {
-				b.Fatalf("%d requests were not answered", in.n)
+			if in.N > 0 {
+				b.Fatalf("%d requests were not answered", in.N)
 			}
 		})
 	}

@@ -4,43 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"sallyport/gateway/http1"
 	"sallyport/internal/test/must"
+	"sallyport/internal/test/testnet"
 )
-
-// line is a connection on which the same bytes come n times, each time after
-// something has been written.
-type line struct {
-	net.Conn
-	text string
-	n    int
-	due  int // bytes of text that may be read
-}
-
-func (l *line) Read(p []byte) (int, error) {
-	if l.due == 0 {
-		if l.n == 0 {
-			return 0, io.EOF
-		}
-		l.n--
-		l.due = len(l.text)
-	}
-	n := copy(p, l.text[len(l.text)-l.due:])
-	l.due -= n
-	return n, nil
-}
-
-func (l *line) Write(p []byte) (int, error)     { return len(p), nil }
-func (l *line) Close() error                    { return nil }
-func (l *line) RemoteAddr() net.Addr            { return &net.TCPAddr{} }
-func (l *line) SetDeadline(time.Time) error     { return nil }
-func (l *line) SetReadDeadline(time.Time) error { return nil }
 
 const browser = "Host: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\nAccept-Encoding: gzip\r\nX-Request-Id: 7d1f\r\n"
 
@@ -58,7 +29,7 @@ func BenchmarkServe(b *testing.B) {
 			kind, length := []string{"application/json"}, []string{"1024"}
 			body := []byte(document)
 			buf := make([]byte, 4<<10)
-			(&http1.Server{}).ServeConn(context.Background(), &line{text: bb.text, n: b.N}, func(_ context.Context, w http.ResponseWriter, r *http.Request) {
+			(&http1.Server{}).ServeConn(context.Background(), &testnet.Again{Text: bb.text, N: b.N}, func(_ context.Context, w http.ResponseWriter, r *http.Request) {
 				for {
 					if _, err := r.Body.Read(buf); err != nil {
 						break
@@ -79,7 +50,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 			b.ReportAllocs()
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			c := http1.NewClientConn(&line{text: text, n: b.N}, http1.ClientOptions{})
+			c := http1.NewClientConn(&testnet.Again{Text: text, N: b.N}, http1.ClientOptions{})
 			buf := make([]byte, 4<<10)
 			for range b.N {
 				r := (&http.Request{Method: method, Host: "h", URL: target, Header: http.Header{"Accept": {"application/json"}, "User-Agent": {""}}}).WithContext(ctx)
