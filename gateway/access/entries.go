@@ -11,11 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"sync"
 
 	"sallyport/internal/durable"
@@ -31,15 +27,8 @@ type entries[T any] struct {
 // read reads the file. A file that is not there holds nothing; its folder must exist.
 // check returns an entry's name, and whether the entry is whole.
 func (s *entries[T]) read(what string, check func(T) (name string, ok bool)) error {
-	raw, err := os.ReadFile(s.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = json.Unmarshal(raw, &s.list)
-	}
-	if err != nil {
-		return fmt.Errorf("reading %s: %s: %w: mend it or remove it, which revokes every token", what, s.path, err)
+	if _, err := durable.ReadJSON(s.path, &s.list); err != nil {
+		return fmt.Errorf("reading %s: %w: mend it or remove it, which revokes every token", what, err)
 	}
 	for _, e := range s.list {
 		if name, ok := check(e); !ok {
@@ -52,11 +41,7 @@ func (s *entries[T]) read(what string, check func(T) (name string, ok bool)) err
 // write makes next the list, once it is on disk. s.mu is held.
 func (s *entries[T]) write(next []T) error {
 	if s.path != "" {
-		raw, err := json.MarshalIndent(next, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := durable.WriteFile(s.path, append(raw, '\n'), 0o600); err != nil {
+		if err := durable.WriteJSON(s.path, next); err != nil {
 			return err
 		}
 	}

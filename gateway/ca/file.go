@@ -7,7 +7,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -135,22 +134,15 @@ func (a *Authority) save(path string, p *pair) error {
 // remove deletes a sandbox's file, and its lineage when no member is left.
 func (a *Authority) remove(id, lineage string) error {
 	dir := a.lineageDir(lineage)
-	if err := removeFile(a.sandboxFile(lineage, id)); err != nil {
+	if err := durable.Remove(a.sandboxFile(lineage, id)); err != nil {
 		return err
 	}
 	left, err := filepath.Glob(filepath.Join(dir, sandboxPrefix+"*"+pemSuffix))
 	if err != nil || len(left) > 0 {
-		return errors.Join(err, durable.SyncDir(dir))
+		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
 	return durable.SyncDir(a.dir)
-}
-
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -200,10 +200,7 @@ func (b *nameFile) remove() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gone = true
-	if err := removeFile(b.path); err != nil {
-		return err
-	}
-	return durable.SyncDir(filepath.Dir(b.path))
+	return durable.Remove(b.path)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

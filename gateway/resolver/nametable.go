@@ -3,7 +3,6 @@ package resolver
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -196,11 +195,4 @@ func index(a netip.Addr) (int, bool) {
 	b := a.As4()
 	n := int(b[1]-Prefix.Addr().As4()[1])<<16 | int(b[2])<<8 | int(b[3])
 	return n - firstOffset, n >= firstOffset
-}
-
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

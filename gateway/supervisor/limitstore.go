@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -76,18 +74,12 @@ func OpenLimitStore(path, dir string) (*LimitStore, error) {
 		path: path, dir: dir, now: time.Now, counts: map[limit.Key]limit.Count{},
 		every: func(string) time.Duration { return 0 },
 	}
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		l.fresh = true
-		return l, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	var f limitFile
-	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("the counters of limits in %s cannot be read: %w: remove the file to begin all counters anew", path, err)
+	found, err := durable.ReadJSON(path, &f)
+	if err != nil {
+		return nil, fmt.Errorf("the counters of limits: %w: remove the file to begin all counters anew", err)
 	}
+	l.fresh = !found
 	for _, n := range f.Counts {
 		n.Used.Concurrent = 0
 		l.counts[n.Key] = n

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -129,10 +128,7 @@ func (s *SavedStore) Forget(id string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return durable.SyncDir(s.dir)
+	return durable.Remove(path)
 }
 
 // errUnknownID refuses to keep files for nobody: a worker could fill the disk otherwise.

@@ -81,6 +81,18 @@ func MkdirAll(path string, perm fs.FileMode) error {
 	return SyncDir(parent)
 }
 
+// Remove removes a file durably. It is no error if there is none.
+func Remove(path string) error {
+	err := os.Remove(path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = SyncDir(filepath.Dir(path))
+	}
+	if errors.Is(err, fs.ErrNotExist) { // nor its folder
+		return nil
+	}
+	return err
+}
+
 // SyncDir makes the names in a directory durable: after a file in it was made,
 // renamed or removed (fsync(2): syncing a file does not sync its entry).
 func SyncDir(path string) error {

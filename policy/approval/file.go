@@ -1,10 +1,8 @@
 package approval
 
 import (
-	"encoding/json"
 	"errors"
-	"io/fs"
-	"os"
+	"fmt"
 
 	"sallyport/internal/durable"
 )
@@ -14,23 +12,16 @@ var errDamaged = errors.New("an entry is damaged")
 // read returns the grants in the JSON file at path; one that is not there has
 // none.
 func read(path string) ([]*Grant, error) {
-	raw, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	var list []*Grant
-	if err := json.Unmarshal(raw, &list); err != nil {
+	if _, err := durable.ReadJSON(path, &list); err != nil {
 		return nil, err
 	}
 	for _, g := range list {
 		if g == nil || g.ID == "" || g.Operator.Name == "" || g.Subject.SandboxID == "" || g.Left < 0 || g.Span == Once && g.Left != 1 {
-			return nil, errDamaged
+			return nil, fmt.Errorf("reading %s: %w", path, errDamaged)
 		}
 		if err := g.compile(); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("reading %s: %w", path, err)
 		}
 	}
 	return list, nil
@@ -41,9 +32,5 @@ func (s *Store) write(list []*Grant) error {
 	if list == nil {
 		list = []*Grant{}
 	}
-	raw, err := json.MarshalIndent(list, "", "  ")
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(s.o.Path, append(raw, '\n'), 0o600)
+	return durable.WriteJSON(s.o.Path, list)
 }

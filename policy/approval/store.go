@@ -66,7 +66,7 @@ func Open(o Options) (*Store, error) {
 	}
 	grants, err := read(o.Path)
 	if err != nil {
-		return nil, fmt.Errorf("reading what operators have approved: %s: %w: mend it or remove it, which takes every approval back", o.Path, err)
+		return nil, fmt.Errorf("what operators have approved: %w: mend it or remove it, which takes every approval back", err)
 	}
 	return &Store{o: o, waiting: map[string]*waiting{}, grants: grants, asks: map[string]*rate.Limiter{}, changed: make(chan struct{})}, nil
 }
