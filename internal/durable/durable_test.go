@@ -138,3 +138,26 @@ func noLeftovers(t *testing.T, dir string) {
 		}
 	}
 }
+
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	must.OK(t, os.WriteFile(path, nil, 0o600))
+	for _, what := range []string{"a file", "none"} {
+		if err := durable.Remove(path); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", what, err)
+		}
+	}
+	if err := durable.Remove(filepath.Join(dir, "no folder", "a")); err != nil {
+		t.Errorf("without its folder: %v", err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil || os.WriteFile(filepath.Join(path, "b"), nil, 0o600) != nil {
+		t.Fatal(err)
+	}
+	if err := durable.Remove(path); err == nil {
+		t.Error("a folder with a file in it was removed")
+	}
+}
