@@ -134,9 +134,14 @@ func runBehind(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, debug boo
 
 // ending returns the last 4 KiB of a log, for an error message.
 func ending(path string) string {
-	data, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return err.Error()
 	}
-	return string(data[max(0, len(data)-4096):])
+	defer f.Close()
+	if i, err := f.Stat(); err == nil && i.Size() > 4096 {
+		_, _ = f.Seek(-4096, io.SeekEnd)
+	}
+	data, _ := io.ReadAll(f) // what could be read is shown
+	return string(data)
 }
