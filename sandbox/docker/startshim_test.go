@@ -29,6 +29,10 @@ func newGuarded(t *testing.T, does string) guarded {
 		must.OK(t, os.Mkdir(d, 0o700))
 	}
 	real := filepath.Join(dir, "real")
+	// A process that another test forks meanwhile would have the scripts open for writing, and
+	// they could not be run (ETXTBSY).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	for path, text := range map[string]string{
 		real: "#!/bin/sh\nfor last do [ \"$verb\" ] || case $last in restore | kill | start) verb=$last ;; esac; done\n" +
 			"echo \"$verb\" >>" + quote(filepath.Join(dir, "verbs")) + "\nlog=" + quote(g.log) + "\n" + does + "\n",
