@@ -369,6 +369,10 @@ func fileReceiver(t *testing.T) *receiver {
 func syslogReceiver(t *testing.T) *receiver {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must.OK(t, err)
+	return syslogReceiverAt(t, l)
+}
+
+func syslogReceiverAt(t *testing.T, l net.Listener) *receiver {
 	r := &receiver{config: sink.Config{Type: sink.Syslog, Address: l.Addr().String(), Plain: true}}
 	r.read = r.taken
 	var work sync.WaitGroup

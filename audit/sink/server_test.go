@@ -1,6 +1,7 @@
 package sink_test
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -249,6 +251,33 @@ func TestSyslogServers(t *testing.T) {
 			s, known := begin(t)
 			sendOverFaults(t, s, serverReceiver(s, known, strings.HasSuffix(name, "TCP")))
 		})
+	}
+}
+
+// No session of TLS is resumed: OpenSSL refuses that where it asks for client certificates,
+// and rsyslog then loses what other connections have brought.
+func TestSyslogResumesNoSession(t *testing.T) {
+	ca, err := testnet.NewCA()
+	must.OK(t, err)
+	pair, err := ca.Leaf("127.0.0.1")
+	must.OK(t, err)
+	var resumed, made atomic.Int32
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, VerifyConnection: func(s tls.ConnectionState) error {
+		made.Add(1)
+		if s.DidResume {
+			resumed.Add(1)
+		}
+		return nil
+	}})
+	must.OK(t, err)
+	r := syslogReceiverAt(t, l)
+	r.config.Plain, r.config.TLS = false, sink.TLS{Roots: ca.PEM()}
+	trail := newTrail(t, r)
+	trail.append(100, "in ten batches")
+	trail.start()
+	trail.complete()
+	if made.Load() < 10 || resumed.Load() > 0 {
+		t.Errorf("%d of %d connections resumed a session", resumed.Load(), made.Load())
 	}
 }
 

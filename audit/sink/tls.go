@@ -28,7 +28,10 @@ func (t TLS) config() (*tls.Config, error) {
 	return c, nil
 }
 
-// secured returns dial with TLS on its connections, unless the sink is plain.
+// secured returns dial with TLS on its connections, unless the sink is plain. Each has a
+// session of its own: OpenSSL's servers refuse to resume one if they ask for client
+// certificates and have no session ID context (SSL_CTX_set_session_id_context(3)), and
+// rsyslog, which has none, then closes other connections too and loses what they brought.
 func (c Config) secured(dial Dial) (Dial, error) {
 	if c.Plain {
 		return dial, nil
@@ -37,7 +40,6 @@ func (c Config) secured(dial Dial) (Dial, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf.ClientSessionCache = tls.NewLRUClientSessionCache(0)
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if err != nil {
