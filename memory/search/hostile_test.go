@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/sqlite"
 	"sallyport/internal/test/corpus"
 	"sallyport/internal/test/must"
 	"sallyport/internal/test/ondisk"
@@ -349,6 +350,29 @@ func TestDamagedIndex(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An index that could not be made anew is at the next update.
+func TestAnewAfterFailure(t *testing.T) {
+	b := newBox(t, search.Options{})
+	b.plant("memories/a.md", "apple")
+	b.update()
+	db, err := sqlite.Open(b.path, 1)
+	must.OK(t, err)
+	_, err = db.ExecContext(t.Context(), "DROP TABLE file")
+	must.OK(t, errors.Join(err, db.Close()))
+	if hits, err := b.index.Search(t.Context(), search.Query{Text: "apple"}); err == nil {
+		t.Fatalf("a damaged index has %+v", hits)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.index.Update(ctx, b.f, nil); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	b.update()
+	if !b.finds("apple", "memories/a.md") {
+		t.Error("it is not made anew")
 	}
 }
 

@@ -72,7 +72,7 @@ type Index struct {
 
 	update sync.Mutex
 	files  map[string]known // the table file as it is, or nil; guarded by update
-	broken atomic.Bool      // a search found the index damaged
+	broken atomic.Bool      // it is to be made anew
 }
 
 // Open opens the index at path. One that is not there, is damaged, or was made by another
@@ -118,10 +118,12 @@ func (x *Index) create(ctx context.Context) error {
 		x.db.Close() // what it says of a damaged index does not matter
 	}
 	db, err := sqlite.Create(ctx, x.path, schema, version, connections, pragmas...)
-	if err == nil {
-		x.db = db // else the one that was closed, whose errors a search returns
+	if err != nil {
+		x.broken.Store(true) // a search returns the errors of the one that was closed
+		return err
 	}
-	return err
+	x.db = db
+	return nil
 }
 
 // errDamaged is of a row that this program has not written.
