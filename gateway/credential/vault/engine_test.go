@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -321,7 +322,11 @@ func TestDatabaseUsers(t *testing.T) {
 			}
 		},
 	})
-	users := func() int { return strings.Count(db.SQL("select usename from pg_user where usename like 'v-%'"), "v-") }
+	users := func() int {
+		n, err := strconv.Atoi(db.SQL("select count(*) from pg_user where usename like 'v-%'"))
+		must.OK(t, err)
+		return n
+	}
 	lease := func(sandbox string) *credential.Lease {
 		l, err := broker.Lease(t.Context(), "db", credential.Binding{Host: "db.example.com", Port: 5432, Verified: true, Sandbox: sandbox})
 		must.OK(t, err)
