@@ -324,15 +324,24 @@ func Bind(from, to string) error {
 	return nil
 }
 
+// busyWait is for how long Unbind waits until nothing uses a mount. A process that was
+// forked has what was open here until it runs its program.
+const busyWait = time.Second
+
 // Unbind takes back what Bind or Attach has mounted at a folder, if anything is.
 func Unbind(at string) error {
 	if !mounted(at) {
 		return nil
 	}
-	if err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW); err != nil {
-		return &os.PathError{Op: "unmount", Path: at, Err: err}
+	for deadline := time.Now().Add(busyWait); ; time.Sleep(2 * time.Millisecond) {
+		err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return &os.PathError{Op: "unmount", Path: at, Err: err}
+		}
 	}
-	return nil
 }
 
 // mounted tells whether something is mounted at a folder itself (statx(2)).

@@ -3,7 +3,9 @@ package disk_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -138,5 +140,33 @@ func TestDiskRefuses(t *testing.T) {
 	must.OK(t, os.WriteFile(image, whole, 0o600))
 	if err := disk.Attach(folder); err != nil {
 		t.Errorf("a disk that was put back: %v", err)
+	}
+}
+
+// Programs are started all the time. Until a process that was forked runs its program, it
+// has what was open as well: that keeps no disk attached.
+func TestDetachWhileProgramsStart(t *testing.T) {
+	folder := made(t)
+	var programs sync.WaitGroup
+	defer programs.Wait()
+	over := make(chan struct{})
+	defer close(over)
+	for range 4 {
+		programs.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					_ = exec.Command("true").Run()
+				}
+			}
+		})
+	}
+	for n := range 100 {
+		if err := disk.Detach(folder); err != nil {
+			t.Fatalf("round %d: %v", n, err)
+		}
+		must.OK(t, disk.Attach(folder))
 	}
 }
