@@ -21,12 +21,10 @@ const maxSequence = maxExact
 // batch is what one call brings: its events encoded, for the writer to number.
 // Encoding runs on all cores, numbering on one.
 type batch struct {
-	buf []byte
-	at  []int        // offsets of the sequence numbers, each the digit 0
-	out chan outcome // what Append waits for, of capacity one
-	// awaited tells Append's from Enqueue's.
-	awaited bool
-	worth   worth // the least of its events'
+	buf   []byte
+	at    []int        // offsets of the sequence numbers, each the digit 0
+	out   chan outcome // what Append waits for, of capacity one; nil of Enqueue's
+	worth worth        // the least of its events'
 }
 
 type outcome struct {
@@ -34,7 +32,7 @@ type outcome struct {
 	err   error
 }
 
-var batches = sync.Pool{New: func() any { return &batch{out: make(chan outcome, 1)} }}
+var batches = sync.Pool{New: func() any { return new(batch) }}
 
 // sequenceKey begins the event's own number where it is first in a line: no key before
 // metadata.sequence has this name, none of them is anybody's to choose, and a quote within
@@ -43,7 +41,7 @@ var sequenceKey = []byte(`"sequence":`)
 
 func (o Options) encode(events ...*audit.Event) (*batch, error) {
 	b := batches.Get().(*batch)
-	b.buf, b.at, b.awaited, b.worth = b.buf[:0], b.at[:0], false, worths-1
+	b.buf, b.at, b.out, b.worth = b.buf[:0], b.at[:0], nil, worths-1
 	for _, e := range events {
 		e.SetPlace(o.Cluster, o.Node)
 		b.worth = min(b.worth, worthOf(e))

@@ -153,7 +153,7 @@ func (l *Log) Append(ctx context.Context, events ...*audit.Event) error {
 	if err != nil {
 		return err
 	}
-	b.awaited = true
+	b.out = make(chan outcome, 1)
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()

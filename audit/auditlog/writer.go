@@ -61,7 +61,7 @@ func (l *Log) gather() (g group, ok bool) {
 	clear(rest)
 	l.awaited = 0
 	for _, b := range l.batches {
-		if b.awaited {
+		if b.out != nil {
 			l.awaited++
 		}
 	}
@@ -106,7 +106,7 @@ func (l *Log) commit(g group, w worth) {
 	l.stats.Syncs += l.syncs
 	l.stats.Events += l.next - first
 	for _, b := range g.batches {
-		if !b.awaited {
+		if b.out == nil {
 			l.queued -= len(b.at)
 			l.held -= len(b.buf)
 		}
@@ -114,7 +114,7 @@ func (l *Log) commit(g group, w worth) {
 	l.mu.Unlock()
 	for _, b := range g.batches {
 		n := uint64(len(b.at))
-		if b.awaited {
+		if b.out != nil {
 			b.out <- outcome{first: at} // and it is no longer ours
 		} else {
 			b.free()
@@ -147,7 +147,7 @@ func (l *Log) failed(g group, cause error) {
 	l.stats.Failures++
 	l.stats.Syncs += l.syncs
 	for _, b := range g.batches {
-		if b.awaited {
+		if b.out != nil {
 			told = append(told, b)
 			l.refused += uint64(len(b.at))
 		} else {
