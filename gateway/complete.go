@@ -75,7 +75,7 @@ func (q *request) recordCompletion() {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
 	q.gateway.blocked(c, outcome)
-	q.got.tell(c)
+	kind := q.got.tell(c)
 	if q.clock != "" {
 		also(c, q.clock)
 	}
@@ -96,18 +96,19 @@ func (q *request) recordCompletion() {
 	q.gateway.enqueue(c)
 	if stolen != nil {
 		q.gateway.enqueue(Exfiltration(c))
-	} else if f := q.got.finding(c); f != nil {
-		q.gateway.enqueue(f)
+	} else if kind != "" {
+		q.gateway.enqueue(finding(kind, c))
 	}
 	q.gateway.metrics.Finished(q.out.status, time.Since(q.started))
 }
 
-// tell has a completion say what was found.
-func (f *finds) tell(c *audit.Event) {
+// tell has a completion say what was found, and returns the kind of the finding to
+// record after it; "" for none.
+func (f *finds) tell(c *audit.Event) (kind string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.hits) == 0 {
-		return
+		return ""
 	}
 	s, total := &c.Unmapped.Sallyport, 0
 	for _, n := range f.hits {
@@ -122,20 +123,17 @@ func (f *finds) tell(c *audit.Event) {
 	if f.strays > 0 {
 		also(c, "a host that it was never sent to answered with it: somebody may be guessing")
 		c.SeverityID = audit.SeverityHigh
+		return audit.FindingGuessed
 	}
+	return audit.FindingInAnswer
 }
 
-// finding is that of a completion, nil where nothing was found.
-func (f *finds) finding(c *audit.Event) *audit.Event {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case f.strays > 0:
-		return grave(audit.FindingGuessed, c)
-	case len(f.hits) > 0:
-		return audit.Finding(audit.FindingInAnswer, c)
+// finding is one of a completion whose text says what was found.
+func finding(kind string, c *audit.Event) *audit.Event {
+	if kind == audit.FindingGuessed {
+		return grave(kind, c)
 	}
-	return nil
+	return audit.Finding(kind, c)
 }
 
 func grave(kind string, of *audit.Event) *audit.Event {

@@ -430,7 +430,7 @@ func (q *exchange) End(err error) string {
 	g.blocked(c, err)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.finds.tell(c)
+	kind := q.finds.tell(c)
 	if len(q.lost) > 0 {
 		also(c, forgotten(q.lost))
 	}
@@ -442,8 +442,8 @@ func (q *exchange) End(err error) string {
 	g.enqueue(c)
 	if errors.Is(err, wire.ErrImpostor) {
 		g.enqueue(grave(audit.FindingImpostor, c))
-	} else if f := q.finds.finding(c); f != nil {
-		g.enqueue(f)
+	} else if kind != "" {
+		g.enqueue(finding(kind, c))
 	}
 	if err == nil {
 		return ""
