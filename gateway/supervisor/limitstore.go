@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -77,7 +78,10 @@ func OpenLimitStore(path, dir string) (*LimitStore, error) {
 	var f limitFile
 	found, err := durable.ReadJSON(path, &f)
 	if err != nil {
-		return nil, fmt.Errorf("the counters of limits: %w: remove the file to begin all counters anew", err)
+		if _, unread := errors.AsType[*fs.PathError](err); !unread {
+			err = fmt.Errorf("%w: remove the file to begin all counters anew", err)
+		}
+		return nil, fmt.Errorf("the counters of limits: %w", err)
 	}
 	l.fresh = !found
 	for _, n := range f.Counts {
