@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -134,13 +135,11 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 		p.bodies = p.bodies || rules[i].Body != nil
 		p.detours = p.detours || rules[i].Upstream != nil
 	}
-	all, err := modules(team)
+	regos, err := compileRego(ctx, team)
 	if err != nil {
 		return nil, err
 	}
-	if p.query, err = prepare(ctx, all, team); err != nil {
-		return nil, err
-	}
+	p.query = regos.evaluator()
 	size := defaultCacheSize
 	if doc.Policy.Cache != nil {
 		size = *doc.Policy.Cache
@@ -189,8 +188,29 @@ func data(team *rego.Team) (ast.Object, error) {
 	return root, nil
 }
 
+// compileRego compiles all Rego that decides. Policies without a team's share it.
+func compileRego(ctx context.Context, team *rego.Team) (*compiled, error) {
+	if len(team.Modules)+len(team.Data) == 0 {
+		return decisionAlone()
+	}
+	all, err := modules(team)
+	if err != nil {
+		return nil, err
+	}
+	return prepare(ctx, all, team)
+}
+
+var decisionAlone = sync.OnceValues(func() (*compiled, error) {
+	none := &rego.Team{Data: map[string]any{}}
+	all, err := modules(none)
+	if err != nil {
+		return nil, err
+	}
+	return prepare(context.Background(), all, none)
+})
+
 // prepare compiles the Rego over the team's data.
-func prepare(ctx context.Context, all map[string]*ast.Module, team *rego.Team) (*evaluator, error) {
+func prepare(ctx context.Context, all map[string]*ast.Module, team *rego.Team) (*compiled, error) {
 	root, err := data(team)
 	if err != nil {
 		return nil, err
@@ -199,7 +219,7 @@ func prepare(ctx context.Context, all map[string]*ast.Module, team *rego.Team) (
 	if err != nil {
 		return nil, err
 	}
-	return newEvaluator(ctx, compiler, all, root, team.Sets)
+	return newCompiled(ctx, compiler, all, root, team.Sets)
 }
 
 // newCompiler returns a strict compiler that has no built-in functions but those that Rego
@@ -266,11 +286,7 @@ func revision(doc policy.Document, team *rego.Team) string {
 // CompileRego says what the compiler finds wrong with a team's Rego. The rules of a
 // document make no difference to it.
 func CompileRego(ctx context.Context, t *rego.Team) error {
-	all, err := modules(t)
-	if err != nil {
-		return err
-	}
-	_, err = prepare(ctx, all, t)
+	_, err := compileRego(ctx, t)
 	return err
 }
 

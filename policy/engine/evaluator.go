@@ -30,18 +30,23 @@ var (
 // evaluation needs is used again by the next. Each evaluation is made from
 // nothing but its input. A decisionCache keeps answers.
 type evaluator struct {
+	*compiled
+	patterns cache.InterQueryValueCache // compiled regular expressions
+	timeout  time.Duration
+	phases   map[policy.Phase]*preparedQuery
+	limits   map[policy.Phase]*preparedQuery // what a team's Rego limits; nil where it has no limit
+	denies   *preparedQuery                  // what it denies of what comes in; nil where it denies nothing
+}
+
+// compiled is Rego over its data. It never changes, so that several policies may share it.
+type compiled struct {
 	compiler *ast.Compiler
 	queries  ast.QueryCompiler
 	store    storage.Store
 	txn      storage.Transaction // held for good: nobody writes
 	data     baseDocument
-	patterns cache.InterQueryValueCache // compiled regular expressions
-	timeout  time.Duration
+	sets     []string   // that some package of the team defines
 	fields   inputField // of input: those that some rule reads
-	phases   map[policy.Phase]*preparedQuery
-	sets     []string                        // that some package of the team defines
-	limits   map[policy.Phase]*preparedQuery // what a team's Rego limits; nil where it has no limit
-	denies   *preparedQuery                  // what it denies of what comes in; nil where it denies nothing
 }
 
 // preparedQuery is what evaluations of one rule in one phase have in common.
@@ -58,43 +63,54 @@ func valueOf(rule string) ast.Body {
 	return ast.NewBody(ast.Equality.Expr(ast.NewTerm(answer), ast.NewTerm(ast.MustParseRef(rule))))
 }
 
-// newEvaluator compiles the modules over data.
-func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[string]*ast.Module, data ast.Object, sets []rego.Set) (*evaluator, error) {
-	e := &evaluator{compiler: compiler, store: inmem.NewFromASTObject(data), data: baseDocument{data}, phases: map[policy.Phase]*preparedQuery{}}
+// What the evaluators ask for.
+var (
+	decisionQuery = valueOf("data.sallyport.decision")
+	limitsQuery   = valueOf("data.sallyport.contributed.limits")
+	denyQuery     = valueOf("data.sallyport.contributed.deny")
+)
+
+// newCompiled compiles the modules over data.
+func newCompiled(ctx context.Context, compiler *ast.Compiler, modules map[string]*ast.Module, data ast.Object, sets []rego.Set) (*compiled, error) {
+	c := &compiled{compiler: compiler, store: inmem.NewFromASTObject(data), data: baseDocument{data}}
 	var err error
-	if e.txn, err = e.store.NewTransaction(ctx); err != nil {
+	if c.txn, err = c.store.NewTransaction(ctx); err != nil {
 		return nil, err
 	}
-	compiler.WithPathConflictsCheck(storage.NonEmpty(ctx, e.store, e.txn))
+	compiler.WithPathConflictsCheck(storage.NonEmpty(ctx, c.store, c.txn))
 	if compiler.Compile(modules); compiler.Failed() {
 		return nil, rego.Errors(compiler.Errors)
 	}
-	e.queries = compiler.QueryCompiler()
-	for _, c := range sets {
-		if !slices.Contains(e.sets, c.Name) {
-			e.sets = append(e.sets, c.Name)
+	c.queries = compiler.QueryCompiler()
+	for _, set := range sets {
+		if !slices.Contains(c.sets, set.Name) {
+			c.sets = append(c.sets, set.Name)
 		}
 	}
-	for _, phase := range []policy.Phase{policy.PhaseDNS, policy.PhaseConnect, policy.PhaseRequest} {
-		e.phases[phase] = e.prepare("data.sallyport.decision")
+	c.fields = fieldsRead(compiler, decisionQuery)
+	if slices.Contains(c.sets, "limit") {
+		c.fields |= fieldsRead(compiler, limitsQuery)
 	}
-	if slices.ContainsFunc(sets, func(c rego.Set) bool { return c.Name == "limit" }) {
-		e.limits = map[policy.Phase]*preparedQuery{}
-		for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
-			e.limits[phase] = e.prepare("data.sallyport.contributed.limits")
-		}
+	if slices.Contains(c.sets, "deny") {
+		c.fields |= fieldsRead(compiler, denyQuery)
 	}
-	e.phases[policy.PhaseInbound], e.phases[policy.PhaseSSH] = &preparedQuery{}, &preparedQuery{} // for what is listed of the team's Rego
-	if slices.Contains(e.sets, "deny") {
-		e.denies = e.prepare("data.sallyport.contributed.deny")
-	}
-	return e, nil
+	return c, nil
 }
 
-func (e *evaluator) prepare(rule string) *preparedQuery {
-	a := &preparedQuery{query: valueOf(rule)}
-	e.fields |= fieldsRead(e.compiler, a.query)
-	return a
+// evaluator returns one for a policy alone.
+func (c *compiled) evaluator() *evaluator {
+	e := &evaluator{compiled: c, phases: map[policy.Phase]*preparedQuery{}}
+	for _, phase := range []policy.Phase{policy.PhaseDNS, policy.PhaseConnect, policy.PhaseRequest} {
+		e.phases[phase] = &preparedQuery{query: decisionQuery}
+	}
+	e.phases[policy.PhaseInbound], e.phases[policy.PhaseSSH] = &preparedQuery{}, &preparedQuery{} // for what is listed of the team's Rego
+	if slices.Contains(c.sets, "limit") {
+		e.limits = map[policy.Phase]*preparedQuery{policy.PhaseConnect: {query: limitsQuery}, policy.PhaseRequest: {query: limitsQuery}}
+	}
+	if slices.Contains(c.sets, "deny") {
+		e.denies = &preparedQuery{query: denyQuery}
+	}
+	return e
 }
 
 // evaluation is one asking. It stops when its time is over.

@@ -205,9 +205,11 @@ func (tr trial) compile(t *testing.T, p *Policy, own map[string]*ast.Module) str
 	all, err := modules(tr.team)
 	must.OK(t, err)
 	all[decisionFile] = own[decisionFile].Copy()
-	if p.query, err = prepare(t.Context(), all, tr.team); err != nil {
+	c, err := prepare(t.Context(), all, tr.team)
+	if err != nil {
 		return "compiler: " + err.Error()
 	}
+	p.query = c.evaluator()
 	p.query.timeout, p.query.patterns = old.timeout, old.patterns
 	return ""
 }
