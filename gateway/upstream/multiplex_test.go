@@ -170,7 +170,7 @@ func TestOpenerThatGoesAway(t *testing.T) {
 
 func TestIdleMultiplexedConnectionIsClosed(t *testing.T) {
 	t.Parallel()
-	p, s, r := multiplexing(t, Options{IdleTimeout: time.Second}, 250, hello)
+	p, s, r := multiplexing(t, Options{IdleTimeout: 3 * time.Second}, 250, hello)
 	all(t, p, r, 5, false)
 	s.await(t, 1)
 	all(t, p, r, 5, false)
