@@ -43,7 +43,7 @@ func newUninstall(g *cli.Globals) *cobra.Command {
 		if os.Geteuid() != 0 && cfg.Engine.Kind != "none" {
 			return errors.New("sallyport uninstall needs root, as up does: run it with sudo")
 		}
-		if err := own(g.Source.Path(), cfg); err != nil {
+		if err := own(g.Location.Path(), cfg); err != nil {
 			return err
 		}
 		u := uninstall{Globals: g, cmd: cmd, cfg: cfg, keep: keep, client: client.Unix(cfg.Socket())}
@@ -142,7 +142,7 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 		{"run directory", u.cfg.RunDir, false},
 		{"data directory", u.cfg.DataDir, u.keep},
 		{"key", u.cfg.KeyFile, u.keep},
-		{"configuration", u.Source.Path(), true},
+		{"configuration", u.Location.Path(), true},
 		{"systemd unit", "/etc/systemd/system/sallyport.service", true},
 	} {
 		if _, err := os.Lstat(f.path); err == nil {

@@ -67,7 +67,7 @@ func newUp(g *cli.Globals) *cobra.Command {
 			to = file
 		}
 		log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
-		return daemon.Run(cmd.Context(), daemon.Options{Source: &g.Source, Config: cfg, Version: version, Log: log, Hangup: hangup})
+		return daemon.Run(cmd.Context(), daemon.Options{Location: &g.Location, Config: cfg, Version: version, Log: log, Hangup: hangup})
 	}
 	return c
 }
@@ -106,7 +106,7 @@ func runBehind(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, debug boo
 	if err != nil {
 		return err
 	}
-	child := exec.Command(self, "up", "--config", g.Source.File, "--data-dir", g.Source.DataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
+	child := exec.Command(self, "up", "--config", g.Location.File, "--data-dir", g.Location.DataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
 	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {

@@ -50,11 +50,11 @@ import (
 
 // Options are what a daemon is started with.
 type Options struct {
-	Source  *config.Source   // of Config, read again at each reload
-	Config  *config.Config   // as Source was read last
-	Version string           // of this program
-	Log     *slog.Logger     // the operational log, which is not the audit log
-	Hangup  <-chan os.Signal // each element asks for a reload
+	Location *config.Location // of Config, read again at each reload
+	Config   *config.Config   // as Source was read last
+	Version  string           // of this program
+	Log      *slog.Logger     // the operational log, which is not the audit log
+	Hangup   <-chan os.Signal // each element asks for a reload
 }
 
 // Run runs a daemon until ctx is done or an operator asks it to end, and returns when
@@ -69,12 +69,12 @@ func Run(ctx context.Context, o Options) error {
 
 // daemon is everything that `sallyport up` runs, in the order in which it is made.
 type daemon struct {
-	source  *config.Source
-	cfg     *config.Config
-	version string
-	log     *slog.Logger
-	metrics *prometheus.Registry
-	closers []func() error // in the order in which they were made
+	location *config.Location
+	cfg      *config.Config
+	version  string
+	log      *slog.Logger
+	metrics  *prometheus.Registry
+	closers  []func() error // in the order in which they were made
 
 	inForce   atomic.Pointer[config.Config] // the configuration of the last load
 	key       *seal.Key
@@ -127,7 +127,7 @@ type daemon struct {
 
 // open makes all parts. When it fails, it closes again those that it made.
 func open(ctx context.Context, o Options) (_ *daemon, err error) {
-	d := &daemon{source: o.Source, cfg: o.Config, version: o.Version, log: o.Log, metrics: prometheus.NewRegistry()}
+	d := &daemon{location: o.Location, cfg: o.Config, version: o.Version, log: o.Log, metrics: prometheus.NewRegistry()}
 	d.loader, d.readings = newLoader(d.cfg, d.log, o.Hangup), newReadings()
 	defer func() {
 		if err != nil {

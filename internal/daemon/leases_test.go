@@ -153,7 +153,7 @@ func TestRefusedReloadKeepsVault(t *testing.T) {
 	must.OK(t, os.WriteFile(filepath.Join(dir, "token"), []byte("a-token"), 0o600))
 	must.OK(t, os.Mkdir(filepath.Join(dir, "team"), 0o700))
 	must.OK(t, os.WriteFile(filepath.Join(dir, "team", "deny.rego"), []byte("package sallyport\n\ndeny contains"), 0o600))
-	d := &daemon{cfg: parse(t, dir, enginesText), source: &config.Source{File: filepath.Join(dir, "sallyport.yaml")}}
+	d := &daemon{cfg: parse(t, dir, enginesText), location: &config.Location{File: filepath.Join(dir, "sallyport.yaml")}}
 	d.log = slog.New(slog.DiscardHandler)
 	d.loader = newLoader(d.cfg, d.log, nil)
 	t.Cleanup(func() { must.OK(t, d.close()) })

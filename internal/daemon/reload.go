@@ -70,7 +70,7 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 	}
 	d.endSources = end
 	d.onClose(func() error { d.endSources(); return nil })
-	if d.attempted = d.cfg; !d.source.Changed() {
+	if d.attempted = d.cfg; !d.location.Changed() {
 		d.printed = d.print(d.cfg)
 	}
 	bundled, err := d.bundle(ctx, d.cfg, sources)
@@ -110,14 +110,14 @@ func (d *daemon) reloadOnSignal(ctx context.Context) error {
 func (d *daemon) reload(ctx context.Context, by string, fresh *bundle.Candidate) error {
 	d.reloading.Lock()
 	defer d.reloading.Unlock()
-	cfg, err := d.source.Load()
+	cfg, err := d.location.Load()
 	if cfg == nil {
 		cfg = d.inForce.Load() // the file cannot be read
 	}
 	// Before they are read: what changes meanwhile shows against this.
 	d.attempted, d.printed = cfg, d.print(cfg, d.inForce.Load())
 	alone := d.print(cfg)
-	if d.source.Changed() {
+	if d.location.Changed() {
 		d.printed, alone = config.Print{}, config.Print{}
 	}
 	if err == nil {
@@ -351,7 +351,7 @@ func (d *daemon) counted() map[string]uint64 {
 // print is what the files of configurations look like.
 func (d *daemon) print(of ...*config.Config) config.Print {
 	var files []string
-	if own := d.source.Path(); own != "" {
+	if own := d.location.Path(); own != "" {
 		files = append(files, own)
 	}
 	for _, cfg := range of {

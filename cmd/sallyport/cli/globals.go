@@ -22,9 +22,9 @@ import (
 
 // Globals are the flags that every command has.
 type Globals struct {
-	Source config.Source // of the configuration
-	Output string
-	remote client.Remote // of another host's daemon
+	Location config.Location // of the configuration
+	Output   string
+	remote   client.Remote // of another host's daemon
 }
 
 // Root is the command line: its flags, which the commands are given, and the commands.
@@ -35,8 +35,8 @@ func Root(version string, commands ...func(*Globals) *cobra.Command) *cobra.Comm
 	root.Version, root.SilenceErrors, root.SilenceUsage = version, true, true
 	root.SetFlagErrorFunc(flagError)
 	f := root.PersistentFlags()
-	f.StringVar(&g.Source.File, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
-	f.StringVar(&g.Source.DataDir, "data-dir", "", "folder of all persistent data (default the configuration's)")
+	f.StringVar(&g.Location.File, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
+	f.StringVar(&g.Location.DataDir, "data-dir", "", "folder of all persistent data (default the configuration's)")
 	f.StringVarP(&g.Output, "output", "o", "text", "text or json")
 	f.StringVar(&g.remote.URL, "host", "", "https://HOST:PORT of a daemon elsewhere (default $SALLYPORT_HOST, else the one on this host)")
 	f.StringVar(&g.remote.KeyFile, "key-file", "", "file with the API key for --host (default $SALLYPORT_KEY_FILE)")
@@ -57,7 +57,7 @@ func (g *Globals) ConfigFor(formats ...string) (*config.Config, error) {
 		last := len(formats) - 1
 		return nil, Usagef("--output %q: use %s or %s", g.Output, strings.Join(formats[:last], ", "), formats[last])
 	}
-	return g.Source.Load()
+	return g.Location.Load()
 }
 
 // Daemon returns a client of the daemon that the configuration describes.
@@ -71,7 +71,7 @@ func (g *Globals) Daemon() (*client.Client, error) {
 	}
 	// A daemon that runs may be asked why it refuses what is written there now.
 	if err != nil {
-		cfg.RunDir = config.RunDir(g.Source.Path())
+		cfg.RunDir = config.RunDir(g.Location.Path())
 		if _, serr := os.Stat(cfg.Socket()); serr != nil {
 			return nil, err
 		}

@@ -64,7 +64,7 @@ func newCheck(g *cli.Globals) *cobra.Command {
 // checked sorts what is named into the one configuration and Rego. Rego that is
 // named without a configuration is checked by itself.
 func checked(g *cli.Globals, args []string) (path string, rego []string, err error) {
-	path = g.Source.File
+	path = g.Location.File
 	named := func(file string) error {
 		if path != "" {
 			return cli.Usagef("%s and %s: check one configuration at a time", path, file)
@@ -86,7 +86,7 @@ func checked(g *cli.Globals, args []string) (path string, rego []string, err err
 		}
 	}
 	if path == "" && len(rego) == 0 {
-		if path = g.Source.Path(); path == "" {
+		if path = g.Location.Path(); path == "" {
 			return "", nil, cli.Usagef("there is no configuration to check: name one, or a folder of Rego")
 		}
 	}

@@ -165,7 +165,7 @@ func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if !errors.Is(err, errOffline) {
 		return e, err
 	}
-	x.asked = x.Source.Path()
+	x.asked = x.Location.Path()
 	p, cfg, err := compiled(cmd.Context(), x.Globals)
 	if err != nil {
 		return recorded.Explanation{}, err
@@ -186,8 +186,8 @@ func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *cl
 		return e, err
 	}
 	e, err = ask(cmd.Context(), d)
-	if errors.Is(err, client.ErrNoDaemon) && x.Source.Path() != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: no daemon is running: this is by %s\n", x.Source.Path())
+	if errors.Is(err, client.ErrNoDaemon) && x.Location.Path() != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: no daemon is running: this is by %s\n", x.Location.Path())
 		return e, errOffline
 	}
 	if err == nil {

@@ -81,7 +81,7 @@ func (x *learner) run(cmd *cobra.Command, cfg *config.Config) error {
 		return err
 	}
 	name, text := "sallyport.yaml", ""
-	if path := x.Source.Path(); path != "" {
+	if path := x.Location.Path(); path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return err

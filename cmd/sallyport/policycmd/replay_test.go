@@ -22,7 +22,7 @@ import (
 // a configuration, and returns the decisions' ids.
 func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
-	p, cfg, err := compiled(t.Context(), &cli.Globals{Source: config.Source{File: file}, Output: "text"})
+	p, cfg, err := compiled(t.Context(), &cli.Globals{Location: config.Location{File: file}, Output: "text"})
 	must.OK(t, err)
 	log, err := auditlog.Open(cfg.AuditDir(), auditlog.Options{})
 	must.OK(t, err)

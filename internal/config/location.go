@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Source says where a configuration is read from, each time anew.
-type Source struct {
+// Location is where a configuration is read from, each time anew.
+type Location struct {
 	File    string // named by a flag; empty to look for one
 	DataDir string // replaces the configuration's dataDir unless it is empty
 
@@ -19,7 +19,7 @@ const systemFile = "/etc/sallyport/sallyport.yaml"
 
 // Path is the configuration file, or empty for the embedded defaults. It is never
 // looked for in the working directory, where anybody may have put one.
-func (s *Source) Path() string {
+func (s *Location) Path() string {
 	if s.File != "" {
 		return s.File
 	}
@@ -34,7 +34,7 @@ func (s *Source) Path() string {
 
 // Load reads the configuration. With an error that the configuration itself has, it
 // returns as much of it as could be read.
-func (s *Source) Load() (cfg *Config, err error) {
+func (s *Location) Load() (cfg *Config, err error) {
 	if p := s.Path(); p != "" {
 		s.read = NewPrint(p)
 		cfg, err = Load(p)
@@ -53,7 +53,7 @@ func (s *Source) Load() (cfg *Config, err error) {
 }
 
 // Changed tells whether the file has been written since Load began to read it.
-func (s *Source) Changed() bool {
+func (s *Location) Changed() bool {
 	p := s.Path()
 	return p != "" && NewPrint(p) != s.read
 }
