@@ -5,8 +5,8 @@
 // the record whole: the encoding of the log itself as it is stored, the others as text in
 // one of their fields. No value is left out of it or made up.
 //
-// To add an encoding: an [Encoder], its name in encoders and [Names], and in original.go how
-// the record is found in it.
+// To add an encoding: an [Encoder], its name in encoders and [Names], and in decode.go how the
+// record is found in it.
 package encoding
 
 import (

@@ -14,8 +14,9 @@
 // A sink holds at most four times its batch in memory (batch.bytes), beside 3 MiB for its
 // buffers.
 //
-// To add a sink: a type here with its protocol in a file of its own, and its keys in
-// internal/config/sinks.go.
+// To add a sink: a type here with its protocol in a file of its own, its keys in
+// internal/config/sinks.go and internal/daemon/sinks.go, and what `audit sink add` prints
+// for it in cmd/sallyport/auditcmd/sink.go.
 package sink
 
 import (

@@ -64,7 +64,8 @@ type Material struct {
 // ErrUnavailable or ErrRefused.
 //
 // To add a source: a package beside vault and file that implements it, a key of
-// policy.CredentialSource, and a case of the daemon's function sources (internal/daemon/secrets.go).
+// policy.CredentialSource with its check (policy/credential.go, policy/validate/inject.go),
+// and a case of the daemon's function sources (internal/daemon/secrets.go).
 type Source interface {
 	Read(ctx context.Context) (Material, error)
 }

@@ -15,6 +15,11 @@
 #   A decision is {action, why, rule or team, inject}: the rule, or the team's element, that
 #   decided. The reason that is shown is the team's own, or else why, followed by the rule's
 #   name or, where nothing decided, by what was asked for.
+#
+#   The engine denies more than this file does: an input that cannot be read (ParseInput), a
+#   body that was not read (body.go), and, after this file's answer, what no policy can allow
+#   (floor.go) and what is over a limit (limits.go). Its function settle has these steps in
+#   their order. Observe mode (observe.go) is one of them: it lets a denied request pass.
 package sallyport
 
 import data.sallyport.contributed as team

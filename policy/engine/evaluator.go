@@ -63,7 +63,7 @@ func valueOf(rule string) ast.Body {
 	return ast.NewBody(ast.Equality.Expr(ast.NewTerm(answer), ast.NewTerm(ast.MustParseRef(rule))))
 }
 
-// What the evaluators ask for.
+// Each query has the value of one rule of the Rego.
 var (
 	decisionQuery = valueOf("data.sallyport.decision")
 	limitsQuery   = valueOf("data.sallyport.contributed.limits")

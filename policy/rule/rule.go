@@ -7,7 +7,8 @@
 // form that rules are kept in. The package decides nothing: see package engine.
 //
 // To add a key to rules: a field of policy.EgressRule or policy.EgressAuthRule, its check in
-// package validate, its compiled form here, and what engine does with it.
+// policy/validate/validate.go, its compiled form here, and what policy/engine/decide.go does
+// with it.
 package rule
 
 import (
