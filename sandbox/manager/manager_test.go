@@ -3,6 +3,7 @@ package manager
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -190,6 +191,27 @@ func TestHalfMadeIsRemoved(t *testing.T) {
 	}
 	if _, left := h.containers[i.ID]; left {
 		t.Error("its container is left")
+	}
+}
+
+// A daemon that is killed as it writes a file leaves an unfinished one, which the next removes.
+func TestOpenRemovesUnfinishedFiles(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	left := []string{filepath.Join(b.dir, "..counters.tmp-1"), filepath.Join(b.dir, "a", "."+state.RecordFile+".tmp-1")}
+	inside := filepath.Join(b.dir, "a", "memory", ".of the sandbox.tmp-1")
+	must.OK(t, os.MkdirAll(filepath.Dir(inside), 0o700))
+	for _, path := range append(left, inside) {
+		must.OK(t, os.WriteFile(path, []byte("{"), 0o600))
+	}
+	b.open(t)
+	for _, path := range left {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	if _, err := os.Lstat(inside); err != nil {
+		t.Errorf("a file of the sandbox's is gone: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"sallyport/internal/durable"
 	"sallyport/sandbox"
@@ -22,9 +23,14 @@ type Counters struct {
 	Address    uint32 `json:"address"` // offset into the subnet of the last one given
 }
 
-// ReadCounters reads the counters from a file; without the file they are new.
+// ReadCounters reads the counters from a file; without the file they are new. It removes what
+// a crash has left of a write: of the counters, and of records in the folders beside them.
 func ReadCounters(path string) (Counters, error) {
 	c := Counters{path: path, Address: firstHost - 1}
+	dir := filepath.Dir(path)
+	if err := errors.Join(durable.RemoveUnfinished(dir), durable.RemoveUnfinished(filepath.Join(dir, "*"))); err != nil {
+		return c, err
+	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
