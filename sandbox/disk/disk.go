@@ -184,11 +184,20 @@ func detach(folder string) error {
 		return err
 	}
 	flush(filepath.Join(folder, point))
-	if err := Unbind(filepath.Join(folder, memory)); err != nil {
-		return err
+	for deadline := time.Now().Add(busyWait); ; time.Sleep(2 * time.Millisecond) {
+		err := Unbind(filepath.Join(folder, memory))
+		if err == nil {
+			err = Unbind(filepath.Join(folder, point))
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
 	}
-	return Unbind(filepath.Join(folder, point))
 }
+
+// busyWait is for how long detach waits until nothing uses the disk's files. A process that
+// was forked has what was open here until it runs its program.
+const busyWait = time.Second
 
 // flush writes what is on a disk to its file (syncfs(2)), which is copied next. The kernel
 // does so at an unmount of its own, but not while another mount namespace has a copy of the
@@ -324,24 +333,15 @@ func Bind(from, to string) error {
 	return nil
 }
 
-// busyWait is for how long Unbind waits until nothing uses a mount. A process that was
-// forked has what was open here until it runs its program.
-const busyWait = time.Second
-
 // Unbind takes back what Bind or Attach has mounted at a folder, if anything is.
 func Unbind(at string) error {
 	if !mounted(at) {
 		return nil
 	}
-	for deadline := time.Now().Add(busyWait); ; time.Sleep(2 * time.Millisecond) {
-		err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return &os.PathError{Op: "unmount", Path: at, Err: err}
-		}
+	if err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW); err != nil {
+		return &os.PathError{Op: "unmount", Path: at, Err: err}
 	}
+	return nil
 }
 
 // mounted tells whether something is mounted at a folder itself (statx(2)).
