@@ -51,7 +51,7 @@ import (
 // Options are what a daemon is started with.
 type Options struct {
 	Location *config.Location // of Config, read again at each reload
-	Config   *config.Config   // as Source was read last
+	Config   *config.Config   // as Location was read last
 	Version  string           // of this program
 	Log      *slog.Logger     // the operational log, which is not the audit log
 	Hangup   <-chan os.Signal // each element asks for a reload

@@ -193,21 +193,18 @@ func compileRego(ctx context.Context, team *rego.Team) (*compiled, error) {
 	if len(team.Modules)+len(team.Data) == 0 {
 		return decisionAlone()
 	}
+	return compileTeam(ctx, team)
+}
+
+var decisionAlone = sync.OnceValues(func() (*compiled, error) { return compileTeam(context.Background(), &rego.Team{}) })
+
+func compileTeam(ctx context.Context, team *rego.Team) (*compiled, error) {
 	all, err := modules(team)
 	if err != nil {
 		return nil, err
 	}
 	return prepare(ctx, all, team)
 }
-
-var decisionAlone = sync.OnceValues(func() (*compiled, error) {
-	none := &rego.Team{Data: map[string]any{}}
-	all, err := modules(none)
-	if err != nil {
-		return nil, err
-	}
-	return prepare(context.Background(), all, none)
-})
 
 // prepare compiles the Rego over the team's data.
 func prepare(ctx context.Context, all map[string]*ast.Module, team *rego.Team) (*compiled, error) {
